@@ -1,0 +1,1 @@
+# Everything lives in .venv; no target repeats what is up to date. Pass flags on with ARGS='…'.

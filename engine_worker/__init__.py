@@ -1,0 +1,1 @@
+"""Stream in, tokens out: the worker that pulls requests, batches them continuously and logs every token."""

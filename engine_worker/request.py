@@ -1,0 +1,84 @@
+"""The engine's only mutable request state. Changed by `engine.apply` and the scheduler, by nobody else.
+
+No torch, no redis: scheduling tests run in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from shared.params import SamplingParams
+
+__all__ = ["FinishReason", "Request", "RequestStatus", "TokenEvent", "TokenLogprobs"]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One choice of one HTTP request: a sequence that catches up until it ends.
+
+    There are no phases. Known tokens are prompt + output; each step computes some of those not yet computed; when all known
+    tokens are computed a new one is drawn. A take-over arrives with `output_token_ids` already filled and is no special case.
+    """
+
+    request_id: str
+    """"<rid>/<choice index>", unique in this engine."""
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    """Unsigned 64-bit seed of this choice; the draw at output position p depends on (seed, p) alone."""
+    max_tokens: int
+    """Output tokens at most, >= 1; already clamped to the context window."""
+    stop_token_ids: frozenset[int]
+    """Any of these ends the choice with reason "stop": the client's ids and, unless ignore_eos, the model's EOS ids."""
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    status: RequestStatus = RequestStatus.WAITING
+    priority: int = 0
+    """Lower runs first; then `arrival`."""
+    arrival: int = 0
+    """Order in which the engine took it in."""
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when first scheduled."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt + output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities under the model's own distribution (before temperature and filters)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob), best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one step did for one request: a token, an end, or both. Handed to the outbox, which owns text and Redis."""
+
+    request_id: str
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop token, when one ended the choice (it is also `token_id`)."""
+    error_code: str = ""
+    """A code of shared/errors.py when finish_reason is "error"."""
+    error_message: str = ""
+    num_cached_tokens: int = 0
+    """Set on the event that finishes the request."""

@@ -1,0 +1,3 @@
+"""The command line: serve, api, worker, chat, status."""
+
+__version__ = "0.1.0"

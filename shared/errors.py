@@ -1,0 +1,154 @@
+"""The one error tree. A code here is the same string in the HTTP body, the terminal record and the metric label.
+
+    HeadraceError
+    ├── InvalidRequest            400  invalid_request_error
+    │   ├── ContextLengthExceeded 400
+    │   └── CursorAhead           400
+    ├── InvalidApiKey             401
+    ├── ModelNotFound             404
+    ├── StreamNotFound            404
+    ├── StreamExpired             410
+    ├── BodyTooLarge              413
+    ├── UnsupportedMediaType      415
+    ├── QueueFull                 429  + Retry-After
+    ├── DeadlineExceeded          408
+    ├── RequestPoisoned           500  the request ended the workers that ran it
+    ├── EngineFailure             500
+    ├── Overloaded                503  + Retry-After
+    └── RedisUnavailable          503  + Retry-After
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ERRORS_BY_CODE",
+    "BodyTooLarge",
+    "ContextLengthExceeded",
+    "CursorAhead",
+    "DeadlineExceeded",
+    "EngineFailure",
+    "HeadraceError",
+    "InvalidApiKey",
+    "InvalidRequest",
+    "ModelNotFound",
+    "Overloaded",
+    "QueueFull",
+    "RedisUnavailable",
+    "RequestPoisoned",
+    "StreamExpired",
+    "StreamNotFound",
+    "UnsupportedMediaType",
+    "error_from_code",
+]
+
+
+class HeadraceError(Exception):
+    """Base of every error a client may see.
+
+    `message` is written for the caller, `param` names the offending field ("messages[0].content"),
+    `retry_after` is in seconds.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's error envelope."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(HeadraceError):
+    code = "invalid_value"
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class CursorAhead(InvalidRequest):
+    code = "cursor_ahead"
+
+
+class InvalidApiKey(InvalidRequest):
+    code = "invalid_api_key"
+    status = 401
+
+
+class ModelNotFound(InvalidRequest):
+    code = "model_not_found"
+    status = 404
+
+
+class StreamNotFound(InvalidRequest):
+    code = "stream_not_found"
+    status = 404
+
+
+class StreamExpired(InvalidRequest):
+    code = "stream_expired"
+    status = 410
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+    status = 413
+
+
+class UnsupportedMediaType(InvalidRequest):
+    code = "unsupported_media_type"
+    status = 415
+
+
+class QueueFull(HeadraceError):
+    code = "queue_full"
+    status = 429
+    type = "rate_limit_error"
+
+
+class DeadlineExceeded(HeadraceError):
+    code = "deadline_exceeded"
+    status = 408
+    type = "timeout_error"
+
+
+class RequestPoisoned(HeadraceError):
+    code = "request_poisoned"
+
+
+class EngineFailure(HeadraceError):
+    code = "engine_failure"
+
+
+class Overloaded(HeadraceError):
+    code = "overloaded"
+    status = 503
+    type = "service_unavailable_error"
+
+
+class RedisUnavailable(HeadraceError):
+    code = "redis_unavailable"
+    status = 503
+    type = "service_unavailable_error"
+
+
+def _tree(cls: type[HeadraceError]) -> list[type[HeadraceError]]:
+    return [cls, *(sub for child in cls.__subclasses__() for sub in _tree(child))]
+
+
+ERRORS_BY_CODE: dict[str, type[HeadraceError]] = {cls.code: cls for cls in _tree(HeadraceError)}
+
+
+def error_from_code(code: str, message: str) -> HeadraceError:
+    """The error a terminal record names; an unknown code (a newer worker) becomes the base error."""
+    return ERRORS_BY_CODE.get(code, HeadraceError)(message)

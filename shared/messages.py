@@ -1,0 +1,174 @@
+"""What travels through Redis, as msgpack: the request a pod queues and the records a worker appends.
+
+Wire names are short and defaults are left out, so a one-token record is about 40 bytes. Decoding is strict: a message that
+does not fit raises msgspec.ValidationError, and its reader treats the request as failed, never guesses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shared.params import SamplingParams, StopConditions
+
+__all__ = [
+    "Delta",
+    "End",
+    "FinishReason",
+    "GenerateRequest",
+    "ModelCard",
+    "Record",
+    "TokenLogprob",
+    "Usage",
+    "WorkerCard",
+    "decode_record",
+    "decode_request",
+    "encode",
+]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One accepted HTTP request: tokens in, parameters, stop conditions. Choice index = prompt position * n + j."""
+
+    rid: str
+    model: str
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    stop: StopConditions
+    n: int = 1
+    klass: str = "interactive"
+    tenant: str = ""
+    created: int = 0
+    """Unix seconds, the `created` of every chunk of the stream."""
+    deadline_ms: int = 0
+    """Unix milliseconds after which no prefill may start; 0 = none."""
+    kind: str = "chat"
+    """Endpoint that made it ("chat" or "completion"), so that any pod can rebuild its stream from the log."""
+    echo: tuple[str, ...] = ()
+    """Texts a completion stream begins with, one a prompt (`echo`), empty otherwise."""
+    include_usage: bool = False
+    grace_ms: int = 0
+    """How long the request goes on running after its client has gone (opt-in); 0 = a disconnect cancels."""
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens as usage counts them: each prompt once, whatever n is."""
+        return sum(map(len, self.prompts))
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one output token and of the best alternatives (natural log, finite; -9999 = impossible)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True, rename={"index": "i", "token_ids": "t", "text": "x",
+            "logprobs": "l", "finish_reason": "f", "stop_reason": "s"}):
+    """What one choice gained in one record. `text` may be empty while characters or a possible stop are held back."""
+
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or token id that ended the choice, when the client asked for one."""
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class End(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Closes the log. `code` is "" for a normal end, else a code of shared/errors.py with `message` for the caller."""
+
+    code: str = ""
+    message: str = ""
+    usage: Usage = Usage()
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename={"seq": "n", "deltas": "d", "end": "e"}):
+    """Entry `seq` (0, 1, 2, …) of a request's log. The record with `end` is the last one, and there is exactly one."""
+
+    seq: int
+    deltas: tuple[Delta, ...] = ()
+    end: End | None = None
+
+
+class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All a pod knows of a model. Written by workers, same content from every worker of the same model."""
+
+    name: str
+    created: int
+    max_model_len: int
+    max_request_tokens: int
+    """Prompt + output tokens of one choice that the paged cache can ever hold (usable blocks * block size)."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: str
+    """sha256 of the tokenizer.json blob."""
+    chat_template: str = ""
+    """sha256 of the template blob, "" when the model has none."""
+    special_tokens: dict[str, str] = {}
+    """bos_token, eos_token, … as the template expects them."""
+    add_bos: bool = False
+    """Whether a plain completion prompt gets the BOS token in front."""
+    defaults: dict[str, float] = {}
+    """generation_config's temperature, top_p, top_k, … used where the client is silent."""
+    architecture: str = ""
+    dtype: str = ""
+    fingerprint: str = ""
+    """`system_fingerprint`: hash of weights' identity, dtype and engine version."""
+
+
+class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker's heartbeat, refreshed about once a second."""
+
+    worker_id: str
+    model: str
+    host: str = ""
+    pid: int = 0
+    started: int = 0
+    state: str = "ready"
+    """loading, ready or draining"""
+    max_num_seqs: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    steps: int = 0
+    last_step_age_ms: int = 0
+    tokens_per_s: float = 0.0
+    counters: dict[str, float] = {}
+    """Monotone totals for /metrics: prompt_tokens, generation_tokens, preemptions, takeovers, …"""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_record_decoder = msgspec.msgpack.Decoder(Record)
+_request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """msgpack bytes of any message of this module."""
+    return _encoder.encode(message)
+
+
+def decode_record(data: bytes) -> Record:
+    """Raises msgspec.ValidationError or DecodeError on anything that is not a record."""
+    return _record_decoder.decode(data)
+
+
+def decode_request(data: bytes) -> GenerateRequest:
+    """Raises msgspec.ValidationError or DecodeError on anything that is not a request."""
+    return _request_decoder.decode(data)

@@ -1,0 +1,55 @@
+"""Sampling parameters and stop conditions of a request: plain frozen dataclasses, standard library only.
+
+Pods make them, msgspec carries them, the engine reads them. Off-values are normalised at the border (in the pod),
+so every layer behind it sees one spelling: temperature 0 = greedy, top_k 0 = off, top_p 1 = off, min_p 0 = off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["SamplingParams", "StopConditions", "choice_seed"]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. `seed` is always set: the pod draws one when the client gives none, so that a
+    continuation on another worker draws the same numbers."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    """No stop token may be drawn before this many output tokens."""
+    logprobs: int | None = None
+    """None: no log-probabilities; k >= 0: the chosen token's and those of the k best."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When a choice ends. Token rules are the engine's, `stop` strings are matched on text by the outbox."""
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Given by the client; the model's EOS ids come from its card and count unless `ignore_eos`."""
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seed of the `choice`-th of n answers, an unsigned 64-bit number; choice 0 of n equals the n=1 run.
+
+    splitmix64's increment keeps neighbouring choices apart (Steele, Lea, Flood 2014).
+    """
+    return (seed + choice * _GOLDEN) & _MASK64
