@@ -1,0 +1,59 @@
+"""What the engine sees of a model: a forward pass over a paged cache, logits, and what came along with the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine_worker.models.config import ModelConfig
+from kernels.ops import BatchLayout, KVCache
+
+__all__ = ["LoadedModel", "Model"]
+
+
+class Model(Protocol):
+    """A decoder-only model. Owned by the engine thread; holds no state between calls but its weights."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def new_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """An empty cache of this model's shape, dtype and device."""
+
+    def forward(self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache) -> Tensor:
+        """token_ids int64 [T] -> final hidden states [T, H] (normed); writes the tokens' keys and values to
+        `kv_cache`."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, H], the rows that sample -> float32 [R, V]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model ready to serve, with all that a pod needs to know of it."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer_json: bytes
+    """A complete tokenizer.json; its post-processor adds BOS on encode(add_special_tokens=True) where `add_bos`."""
+    chat_template: str
+    """Jinja source, "" when the model has none."""
+    special_tokens: dict[str, str]
+    """bos_token, eos_token, pad_token, unk_token as far as the model names them."""
+    add_bos: bool
+    """Whether a plain completion prompt gets the BOS token in front."""
+    eos_token_ids: tuple[int, ...]
+    """Ascending; empty when the model names none."""
+    defaults: dict[str, float]
+    """generation_config's sampling defaults: temperature, top_p, top_k, min_p, repetition_penalty."""
+    name: str
+    """Default served name: hub id, directory name, or the GGUF file's stem."""
+    fingerprint: str
+    """16 hex digits over the weights' identity (names, shapes, types, sampled bytes) and dtype: equal on every
+    worker."""

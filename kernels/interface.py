@@ -1,0 +1,88 @@
+"""What a backend must provide: the op table and the per-step view that all layers of a forward pass share.
+
+Models call the coarse units (`attention_block`, `mlp_block`); their default here is a chain of the fine ops, so a
+backend either speeds up single ops or overrides a whole unit with one fused kernel, and no model changes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.layout import AttentionWeights, BatchLayout, KVCache, MlpWeights, PackedLinear, RopeTable
+
+__all__ = ["Ops", "Step"]
+
+
+class Step(Protocol):
+    """One forward pass over one batch: what all layers share (gather indices, masks, rotary angles) is prepared
+    once."""
+
+    def rope_and_cache(self, qkv: Tensor, layer: int, num_heads: int) -> Tensor:
+        """Rotates queries and keys, writes keys and values to the batch's slots of layer `layer`.
+
+        qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] as `AttentionWeights.qkv` yields it -> queries
+        [T, num_heads, head_dim].
+        """
+
+    def attention(self, query: Tensor, layer: int) -> Tensor:
+        """Causal attention of queries [T, num_heads, head_dim] over the row's cached positions, straight from the block
+        tables, scaled by head_dim ** -0.5 -> [T, num_heads * head_dim].
+
+        Query head h reads KV head h // (num_heads // num_kv_heads). Slots past a row's length never influence the
+        result, whatever they hold.
+        """
+
+
+class Ops(ABC):
+    """The table. Activations are [T, features] in the weights' dtype; norms and rotations are computed in float32."""
+
+    name: str
+
+    @abstractmethod
+    def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:
+        """Prepares a forward pass over `layout`."""
+
+    @abstractmethod
+    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
+        """weight [V, H], token_ids int64 [T] -> [T, H]."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) * weight over the last dimension (Zhang, Sennrich 2019)."""
+
+    @abstractmethod
+    def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Adds x to the residual stream (None: x starts it) -> (norm of the sum, the sum). May reuse both inputs'
+        memory."""
+
+    @abstractmethod
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """weight [out, in], bias [out] -> the backend's fastest layout; may keep `weight` itself."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
+        """x [T, in] -> [T, out]."""
+
+    @abstractmethod
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 * I], gate first -> silu(gate) * up [T, I]."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor, head: PackedLinear) -> Tensor:
+        """hidden [R, H] (already normed) -> float32 [R, V]."""
+
+    def attention_block(
+        self, x: Tensor, residual: Tensor | None, weights: AttentionWeights, step: Step, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """Residual add, norm, attention, output projection -> (what to add to the stream next, the stream)."""
+        normed, residual = self.add_rms_norm(x, residual, weights.norm, weights.eps)
+        query = step.rope_and_cache(self.linear(normed, weights.qkv), layer, weights.num_heads)
+        return self.linear(step.attention(query, layer), weights.output), residual
+
+    def mlp_block(self, x: Tensor, residual: Tensor, weights: MlpWeights) -> tuple[Tensor, Tensor]:
+        """Residual add, norm, gated MLP -> (what to add to the stream next, the stream)."""
+        normed, residual = self.add_rms_norm(x, residual, weights.norm, weights.eps)
+        return self.linear(self.silu_and_mul(self.linear(normed, weights.gate_up)), weights.down), residual

@@ -1,0 +1,152 @@
+"""The nouns of a kernel call: where a batch's tokens lie, the paged KV cache, the weights of a layer.
+
+The runner fills `BatchLayout` once a step; models own the weights; the cache belongs to whoever made it (the engine
+thread). Nothing here computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "AttentionWeights",
+    "BatchLayout",
+    "KVCache",
+    "LayerCache",
+    "MlpWeights",
+    "PackedLinear",
+    "RopeTable",
+    "kv_cache_bytes",
+    "new_kv_cache",
+]
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Where the tokens of one step lie. B rows (sequences) of >= 1 new tokens each, T tokens in all, row after row.
+
+    Row i owns tokens query_start[i] … query_start[i + 1] - 1. They are its last ones: token j of the row sits at
+    position seq_lens[i] - query_len + j and may see every position up to its own. A decode is a row of one token. No
+    padding rows.
+    """
+
+    query_start: Tensor
+    """int32 [B + 1], starts at 0, ends at T."""
+    seq_lens: Tensor
+    """int32 [B], tokens of the row in the cache after this step."""
+    block_tables: Tensor
+    """int32 [B, max_blocks], block ids in order of position; entries past the row's last block are ignored."""
+    slot_mapping: Tensor
+    """int64 [T], block id * block size + offset: where each token's key and value go. All different."""
+    positions: Tensor
+    """int64 [T], position of each token in its sequence."""
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+
+
+class LayerCache(NamedTuple):
+    """One layer's pages, views into a `KVCache`: each [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys (already rotated) and values of every layer, in blocks of `block_size` token slots."""
+
+    layers: tuple[LayerCache, ...]
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
+
+
+class RopeTable(NamedTuple):
+    """Rotary angles of every position, float32 [max_positions, rotary_dim / 2] each (scaled for long-context
+    variants)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class PackedLinear(NamedTuple):
+    """A linear layer's weight in the layout its backend is fastest with. Made by `Ops.pack_linear`, read by
+    `Ops.linear`."""
+
+    weight: Tensor
+    bias: Tensor | None
+    in_features: int
+    out_features: int
+    packed: bool
+    """False: `weight` is plain [out_features, in_features]; True: a layout only the backend that made it can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Everything of a layer up to and including the attention's output projection."""
+
+    norm: Tensor
+    """[hidden], RMS norm in front of the attention."""
+    qkv: PackedLinear
+    """Fused rows in order: all query heads, all key heads, all value heads."""
+    output: PackedLinear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """The gated MLP of a layer."""
+
+    norm: Tensor
+    """[hidden], RMS norm in front of the MLP."""
+    gate_up: PackedLinear
+    """Fused rows in order: gate, up."""
+    down: PackedLinear
+    eps: float
+
+
+def kv_cache_bytes(
+    num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Bytes that `new_kv_cache` with the same arguments takes."""
+    return num_layers * 2 * num_blocks * block_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+def new_kv_cache(
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> KVCache:
+    """An empty cache, all zeros. On a CPU its pages take memory only once they are written."""
+    shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
+    if torch.device(device).type == "cpu":
+        size = kv_cache_bytes(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype)
+        # calloc: the system's zero pages, touched on first write; torch.zeros would touch all of them now.
+        raw = torch.from_numpy(np.zeros(size + _ALIGNMENT, dtype=np.uint8))
+        start = -raw.data_ptr() % _ALIGNMENT
+        pages = raw[start : start + size].view(dtype).view(shape)
+    else:
+        pages = torch.zeros(shape, dtype=dtype, device=device)
+    layers = tuple(LayerCache(pages[i, 0], pages[i, 1]) for i in range(num_layers))
+    return KVCache(layers, num_blocks, block_size, num_kv_heads, head_dim)

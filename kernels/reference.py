@@ -1,0 +1,209 @@
+"""Plain torch: the oracle of every other backend, and good enough to serve with. Right on CPU and CUDA.
+
+Attention gathers each row's valid slots through the block table (a slot past the row's length is never read, so stale
+values, NaN included, cannot leak) and calls torch's fused SDPA: once per group of decode rows of similar length, once
+per prefill row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.interface import Ops
+from kernels.layout import BatchLayout, KVCache, LayerCache, PackedLinear, RopeTable
+
+__all__ = ["ReferenceOps"]
+
+_GROUP_RATIO = 2
+"""Decode rows share one padded call while the longest has at most this many times the shortest's slots …"""
+_GROUP_SLACK = 128
+"""… or the padding stays below this many slots a row: a call of its own costs more than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """Rows of one new token each, padded to the longest of them."""
+
+    tokens: Tensor
+    """int64 [N], token index of each row."""
+    slots: Tensor
+    """int64 [N * S], cache slots of positions 0 … S - 1; padding repeats the row's last valid slot."""
+    mask: Tensor | None
+    """[N, 1, 1, S], 0 where valid and -inf where padding; None without padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """One row of several new tokens."""
+
+    start: int
+    end: int
+    """Token range in the batch."""
+    slots: Tensor
+    """int64 [L], cache slots of positions 0 … L - 1."""
+    mask: Tensor | None
+    """[Q, L], 0 where the query may look and -inf elsewhere; None where the row starts at position 0 (plain causal)."""
+
+
+class _ReferenceStep:
+    """Gather indices, masks and angles of one batch, made once for all layers."""
+
+    def __init__(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> None:
+        self._layers = [
+            LayerCache(layer.key.view(-1, *layer.key.shape[2:]), layer.value.view(-1, *layer.value.shape[2:]))
+            for layer in cache.layers
+        ]
+        self._kv_heads = cache.num_kv_heads
+        self._head_dim = cache.head_dim
+        self._slot_mapping = layout.slot_mapping
+        self._cos = rope.cos[layout.positions].unsqueeze(1)
+        self._sin = rope.sin[layout.positions].unsqueeze(1)
+        dtype = cache.layers[0].key.dtype
+        starts, lengths = layout.query_start.tolist(), layout.seq_lens.tolist()
+        rows = [(row, starts[row], starts[row + 1], lengths[row]) for row in range(len(lengths))]
+        self._prefills = [
+            _prefill(layout, cache.block_size, row, start, end, length, dtype)
+            for row, start, end, length in rows
+            if end - start > 1
+        ]
+        decodes = [(length, row, start) for row, start, end, length in rows if end - start == 1]
+        self._decodes = [_decodes(layout, cache.block_size, group, dtype) for group in _group(decodes)]
+
+    def rope_and_cache(self, qkv: Tensor, layer: int, num_heads: int) -> Tensor:
+        """See `Step`."""
+        heads = qkv.view(qkv.shape[0], num_heads + 2 * self._kv_heads, self._head_dim)
+        rotated = rotate(heads[:, : num_heads + self._kv_heads], self._cos, self._sin)
+        key_cache, value_cache = self._layers[layer]
+        key_cache.index_copy_(0, self._slot_mapping, rotated[:, num_heads:])
+        value_cache.index_copy_(0, self._slot_mapping, heads[:, num_heads + self._kv_heads :])
+        return rotated[:, :num_heads]
+
+    def attention(self, query: Tensor, layer: int) -> Tensor:
+        """See `Step`."""
+        cache = self._layers[layer]
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for prefill in self._prefills:
+            self._attend_prefill(query, cache, prefill, out)
+        for decodes in self._decodes:
+            self._attend_decodes(query, cache, decodes, out)
+        return out.view(query.shape[0], -1)
+
+    def _attend_prefill(self, query: Tensor, cache: LayerCache, row: _Prefill, out: Tensor) -> None:
+        kv_heads, group = self._kv_heads, query.shape[1] // self._kv_heads
+        span = row.end - row.start
+        # KV heads are the batch of the call and a KV head's query heads its heads: keys are shared by stride, not
+        # repeated.
+        q = query[row.start : row.end].view(span, kv_heads, group, -1).permute(1, 2, 0, 3)
+        k = cache.key.index_select(0, row.slots).transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+        v = cache.value.index_select(0, row.slots).transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=row.mask, is_causal=row.mask is None)
+        out[row.start : row.end].view(span, kv_heads, group, -1).copy_(attended.permute(2, 0, 1, 3))
+
+    def _attend_decodes(self, query: Tensor, cache: LayerCache, rows: _Decodes, out: Tensor) -> None:
+        count, kv_heads = rows.tokens.shape[0], self._kv_heads
+        # The query heads of a KV head stand in the place of query positions: all of them see the same keys.
+        q = query.index_select(0, rows.tokens).view(count, kv_heads, -1, self._head_dim)
+        k = cache.key.index_select(0, rows.slots).view(count, -1, kv_heads, self._head_dim).transpose(1, 2)
+        v = cache.value.index_select(0, rows.slots).view(count, -1, kv_heads, self._head_dim).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=rows.mask)
+        out.index_copy_(0, rows.tokens, attended.reshape(count, -1, self._head_dim))
+
+
+class ReferenceOps(Ops):
+    """The op table in plain torch."""
+
+    name = "reference"
+
+    def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> _ReferenceStep:
+        return _ReferenceStep(layout, cache, rope)
+
+    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, weight)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight * (wide * scale).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x if residual is None else residual.add_(x)
+        return self.rms_norm(total, weight, eps), total
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        return PackedLinear(weight, bias, weight.shape[1], weight.shape[0], packed=False)
+
+    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
+        return F.linear(x, layer.weight, layer.bias)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def logits(self, hidden: Tensor, head: PackedLinear) -> Tensor:
+        return self.linear(hidden, head).float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding (Su et al. 2021) in the half-split layout: feature i is paired with i + rotary_dim / 2.
+
+    x [T, heads, head_dim]; cos, sin float32 [T, 1, rotary_dim / 2]; features past rotary_dim pass through. Computed in
+    float32, returned in x's dtype, contiguous.
+    """
+    half = cos.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    out[..., :half] = first * cos - second * sin
+    out[..., half : 2 * half] = second * cos + first * sin
+    if 2 * half < x.shape[-1]:
+        out[..., 2 * half :] = x[..., 2 * half :]
+    return out
+
+
+def _group(decodes: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Splits (length, row, token) into groups of similar length, longest first."""
+    groups: list[list[tuple[int, int, int]]] = []
+    for item in sorted(decodes, reverse=True):
+        longest = groups[-1][0][0] if groups else 0
+        if groups and (longest <= _GROUP_RATIO * item[0] or longest - item[0] <= _GROUP_SLACK):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+def _slots(block_tables: Tensor, positions: Tensor, block_size: int) -> Tensor:
+    """block_tables int64 [N, blocks], positions int64 [N, S] -> cache slots int64 [N, S]."""
+    blocks = block_tables.gather(1, positions // block_size)
+    return blocks * block_size + positions % block_size
+
+
+def _decodes(layout: BatchLayout, block_size: int, group: list[tuple[int, int, int]], dtype: torch.dtype) -> _Decodes:
+    device = layout.block_tables.device
+    longest = group[0][0]
+    lengths = torch.tensor([length for length, _, _ in group], device=device).unsqueeze(1)
+    rows = torch.tensor([row for _, row, _ in group], device=device)
+    tokens = torch.tensor([token for _, _, token in group], device=device)
+    positions = torch.arange(longest, device=device).unsqueeze(0)
+    slots = _slots(layout.block_tables[rows].long(), positions.minimum(lengths - 1), block_size)
+    mask = None
+    if group[-1][0] < longest:
+        mask = torch.zeros(slots.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill_(positions >= lengths, float("-inf"))[:, None, None, :]
+    return _Decodes(tokens, slots.flatten(), mask)
+
+
+def _prefill(
+    layout: BatchLayout, block_size: int, row: int, start: int, end: int, length: int, dtype: torch.dtype
+) -> _Prefill:
+    device = layout.block_tables.device
+    positions = torch.arange(length, device=device).unsqueeze(0)
+    slots = _slots(layout.block_tables[row : row + 1].long(), positions, block_size).squeeze(0)
+    mask = None
+    if end - start < length:
+        mask = torch.zeros(end - start, length, dtype=dtype, device=device)
+        mask = mask.masked_fill_(positions > layout.positions[start:end].unsqueeze(1), float("-inf"))
+    return _Prefill(start, end, slots, mask)
