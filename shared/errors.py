@@ -14,6 +14,8 @@
     ├── DeadlineExceeded          408
     ├── RequestPoisoned           500  the request ended the workers that ran it
     ├── EngineFailure             500
+    ├── RequestCancelled          499  its client, or another holder of the request, ended it
+    ├── PodDraining               503  + Retry-After; the stream goes on elsewhere
     ├── Overloaded                503  + Retry-After
     └── RedisUnavailable          503  + Retry-After
 """
@@ -34,8 +36,10 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "Overloaded",
+    "PodDraining",
     "QueueFull",
     "RedisUnavailable",
+    "RequestCancelled",
     "RequestPoisoned",
     "StreamExpired",
     "StreamNotFound",
@@ -128,6 +132,17 @@ class RequestPoisoned(HeadraceError):
 
 class EngineFailure(HeadraceError):
     code = "engine_failure"
+
+
+class RequestCancelled(HeadraceError):
+    code = "request_cancelled"
+    status = 499
+
+
+class PodDraining(HeadraceError):
+    code = "pod_draining"
+    status = 503
+    type = "service_unavailable_error"
 
 
 class Overloaded(HeadraceError):

@@ -50,6 +50,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     echo: tuple[str, ...] = ()
     """Texts a completion stream begins with, one a prompt (`echo`), empty otherwise."""
     include_usage: bool = False
+    continuous_usage: bool = False
+    """Every chunk carries the usage so far (`stream_options.continuous_usage_stats`)."""
+    fingerprint: str = ""
+    """`system_fingerprint` of every chunk, fixed at submission so that a stream never changes it half-way."""
+    tokenizer: str = ""
+    """sha256 of the tokenizer.json blob: a pod that resumes the stream spells log-probabilities with it."""
     grace_ms: int = 0
     """How long the request goes on running after its client has gone (opt-in); 0 = a disconnect cancels."""
 
