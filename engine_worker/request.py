@@ -51,6 +51,8 @@ class Request:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
+    cache_salt: str = ""
+    """Cached prefixes are shared between requests of the same salt only."""
 
     @property
     def num_tokens(self) -> int:
