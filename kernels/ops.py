@@ -40,6 +40,6 @@ __all__ = [
 
 def select_backend(device: torch.device | str) -> Ops:
     """The fastest backend that runs on `device`."""
-    if torch.device(device).type == "cpu" and torch._C.has_mkldnn:
+    if torch.device(device).type == "cpu" and torch._C._has_mkldnn:
         return OneDnnOps()
     return ReferenceOps()

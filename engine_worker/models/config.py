@@ -12,29 +12,15 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["DTYPES", "ModelConfig", "RopeConfig"]
+from engine_worker.layers.rope import RopeConfig
+
+__all__ = ["DTYPES", "ModelConfig"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding. `kind` is "default", "linear", "dynamic" or "llama3"; the fields a kind lacks stay at
-    1."""
-
-    theta: float
-    rotary_dim: int
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_max_position: int = 0
-    frequency_divisors: tuple[float, ...] = ()
-    """Per frequency, when a GGUF file carries the finished scaling as a tensor (rope_freqs)."""
 
 
 @dataclass(frozen=True, slots=True)

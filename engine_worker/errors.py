@@ -1,4 +1,4 @@
-"""The one error of loading a model."""
+"""The engine's own errors, below the client-visible ones of shared/errors.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+"""GGUF tensor data -> floating-point weights, written straight into their destination.
+
+The formats of small models (float types and Q4_0 … Q8_0) are expanded by vectorised torch here; K-quants and the rest
+by the gguf library's own code. Work goes through row chunks that stay in the processor's cache: no full float32 copy
+ever exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+from torch import Tensor
+
+from engine_worker.errors import LoadError
+
+__all__ = ["dequantize_into", "row_bytes"]
+
+_CHUNK_ELEMENTS = 1 << 18
+
+_FLOAT_TYPES = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+    GGMLQuantizationType.F64: torch.float64,
+}
+
+
+def row_bytes(kind: GGMLQuantizationType, columns: int) -> int:
+    """Bytes of one row of `columns` elements. Raises LoadError where the format cannot hold such a row."""
+    block, size = GGML_QUANT_SIZES[kind]
+    if columns % block:
+        raise LoadError(f"A row of {columns} elements does not fill whole {kind.name} blocks of {block}.")
+    return int(columns // block * size)
+
+
+def dequantize_into(raw: Tensor, kind: GGMLQuantizationType, destination: Tensor) -> None:
+    """Expands raw uint8 [rows, row_bytes] into destination [rows, columns] (any float dtype, any device).
+
+    Exact: every element is computed in float32 as the format defines it and rounded once to the destination's dtype.
+    """
+    rows, columns = destination.shape
+    if tuple(raw.shape) != (rows, row_bytes(kind, columns)):
+        raise LoadError(f"{kind.name} data of shape {tuple(raw.shape)} does not expand to {rows} x {columns}.")
+    if kind in _FLOAT_TYPES:
+        destination.copy_(raw.view(_FLOAT_TYPES[kind]))
+        return
+    step = max(1, _CHUNK_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        chunk = raw[start : start + step]
+        destination[start : start + step].copy_(_expand(chunk, kind).view(chunk.shape[0], columns))
+
+
+def _expand(raw: Tensor, kind: GGMLQuantizationType) -> Tensor:
+    """Contiguous uint8 rows -> float32, any shape with the same order of elements."""
+    expand = _EXPANDERS.get(kind)
+    if expand is not None:
+        return expand(raw.reshape(-1, GGML_QUANT_SIZES[kind][1]))
+    try:
+        return torch.from_numpy(np.ascontiguousarray(gguf_dequantize(raw.numpy(), kind)))
+    except NotImplementedError as error:
+        message = f"The tensor format {kind.name} is not supported. Use a Q4_0 … Q8_0 or K-quant file."
+        raise LoadError(message) from error
+
+
+# Each takes blocks uint8 [N, block bytes] of 32 elements and returns float32 [N, 32]. Nibbles: element i of the first
+# half is the low one of byte i, of the second half the high one. `d` is the block's scale, `m` its minimum, both
+# float16.
+
+
+def _half(blocks: Tensor, offset: int) -> Tensor:
+    return blocks[:, offset : offset + 2].view(torch.float16).float()
+
+
+def _nibbles(quants: Tensor) -> Tensor:
+    out = torch.empty(quants.shape[0], 32)
+    out[:, :16] = quants & 0x0F
+    out[:, 16:] = quants >> 4
+    return out
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """uint8 [N, 4], bit i (little endian) belongs to element i -> 16.0 or 0.0, float32 [N, 32]."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((packed.unsqueeze(-1) >> shifts) & 1).view(-1, 32).float().mul_(16)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 2:]).sub_(8).mul_(_half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 6:]).add_(_fifth_bits(blocks[:, 2:6])).sub_(16).mul_(_half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    quants = _nibbles(blocks[:, 8:]).add_(_fifth_bits(blocks[:, 4:8]))
+    return quants.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+
+
+_EXPANDERS: dict[GGMLQuantizationType, Callable[[Tensor], Tensor]] = {
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
+    GGMLQuantizationType.Q8_0: _q8_0,
+}
