@@ -1,1 +1,1 @@
-"""HTTP in, SSE out. Stateless; never imports torch."""
+"""The pods: HTTP in, server-sent events out. Stateless; everything they know comes from Redis. Never imports torch."""

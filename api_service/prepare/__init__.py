@@ -1,0 +1,1 @@
+"""From a checked body to a GenerateRequest: render, tokenize, check limits. Everything refusable is refused here."""

@@ -1,0 +1,72 @@
+"""A text-completion body -> one GenerateRequest for all its prompts. Pure and blocking: runs in a preparation thread.
+
+Control tokens in a plain prompt are control tokens: this endpoint gives the caller the whole prompt, as OpenAI's
+does.
+"""
+
+from __future__ import annotations
+
+from api_service.prepare.limits import COMPLETION_DEFAULT_TOKENS, answer_limit, check_text_length
+from api_service.prepare.model import ServedModel
+from api_service.prepare.sampling import check_token_ids, sampling_params, stop_conditions
+from api_service.schemas.completion import CompletionRequest, Prompt
+from shared.errors import ContextLengthExceeded
+from shared.messages import GenerateRequest
+
+__all__ = ["prepare_completion"]
+
+
+def prepare_completion(body: CompletionRequest, model: ServedModel) -> GenerateRequest:
+    """The request without id, tenant and times, which the route adds. Raises InvalidRequest and its kind."""
+    body.check()
+    paths = [f"prompt[{i}]" if len(body.prompt) > 1 else "prompt" for i in range(len(body.prompt))]
+    prompts = [_encode(body, prompt, model, path) for prompt, path in zip(body.prompt, paths, strict=True)]
+    limits = [
+        answer_limit(
+            model,
+            len(ids),
+            body.max_tokens,
+            default=COMPLETION_DEFAULT_TOKENS,
+            param=path,
+            asked_param="max_tokens",
+        )
+        for ids, path in zip(prompts, paths, strict=True)
+    ]
+    echo = [_text(prompt, ids, model) for prompt, ids in zip(body.prompt, prompts, strict=True)] if body.echo else []
+    return GenerateRequest(
+        rid="",
+        model=model.card.name,
+        prompts=tuple(map(tuple, prompts)),
+        sampling=sampling_params(body, model, body.logprobs),
+        stop=stop_conditions(body, model, min(limits)),
+        n=body.n or 1,
+        kind="completion",
+        echo=tuple(echo),
+        include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+        fingerprint=model.card.fingerprint,
+        tokenizer=model.card.tokenizer,
+    )
+
+
+def _encode(body: CompletionRequest, prompt: Prompt, model: ServedModel, path: str) -> list[int]:
+    if isinstance(prompt, str):
+        check_text_length(model, prompt, path)
+        ids = model.vocabulary.encode(prompt)
+        bos = model.bos_token_id if body.add_special_tokens is not False else None
+        return ids if bos is None else [bos, *ids]
+    if len(prompt) > model.window:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {model.window} tokens. "
+            f"However, your prompt has {len(prompt)} tokens.",
+            param=path,
+        )
+    check_token_ids(prompt, model, path)
+    return prompt
+
+
+def _text(prompt: Prompt, ids: list[int], model: ServedModel) -> str:
+    """What `echo` gives back: the text as it came, or the text of the ids, special tokens included."""
+    if isinstance(prompt, str):
+        return prompt
+    return b"".join(map(model.vocabulary.token_bytes.bytes_of, ids)).decode(errors="replace")

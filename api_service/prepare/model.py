@@ -1,0 +1,92 @@
+"""A model as a pod sees it: its card, and tokenizer and chat template loaded from the registry's blobs.
+
+In: card and blobs. Out: immutable `ServedModel`, safe to use from several threads (encoding changes no state).
+Building one parses a file of megabytes: callers do it in a thread and keep the result by content hash.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import _get_control_token_patterns, _get_template_literal_text
+
+from shared.messages import ModelCard
+from shared.text.token_bytes import TokenBytes
+
+__all__ = ["ServedModel", "Vocabulary"]
+
+
+class Vocabulary:
+    """One tokenizer.json: encoder, bytes of each token, and the same encoder without its control tokens."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        """Raises ValueError when the file is not a tokenizer that we can decode token by token."""
+        self.tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.token_bytes = TokenBytes.from_tokenizer_json(tokenizer_json)
+        self.added_tokens_encoder = {
+            token.content: token_id for token_id, token in self.tokenizer.get_added_tokens_decoder().items()
+        }
+        self._special = {token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special}
+        self._plain = Tokenizer.from_str(_without_added_tokens(tokenizer_json))
+        self.longest_token = max(map(len, self.token_bytes.table), default=1) or 1
+        """In bytes: a text of b bytes has at least b / longest_token tokens."""
+
+    def control_tokens(self, template: str) -> tuple[str, ...]:
+        """What a user must not be able to write: special tokens, and added tokens that the template itself writes.
+
+        The choice of transformers' `sanitize_control_tokens`; whitespace tokens are ordinary text.
+        """
+        literal = _get_template_literal_text(template) if template else ""
+        written = {token for token in self.added_tokens_encoder if token in literal and not token.isspace()}
+        return tuple(token for token in self.added_tokens_encoder if token in self._special | written)
+
+    # The next three make this class the `tokenizer` that transformers' `encode_marked_chat` asks for.
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        token_id: int | None = self.tokenizer.token_to_id(token)
+        return token_id
+
+    def _encode_without_added_tokens(self, text: str) -> list[int]:
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _without_added_tokens(tokenizer_json: bytes) -> str:
+    document: dict[str, Any] = msgspec.json.decode(tokenizer_json)
+    document |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    return msgspec.json.encode(document).decode()
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    card: ModelCard
+    vocabulary: Vocabulary
+    template: str
+    """Jinja source, "" when the model has none."""
+
+    @cached_property
+    def control_pattern(self) -> re.Pattern[str]:
+        pattern: re.Pattern[str] = _get_control_token_patterns(self.vocabulary.control_tokens(self.template))[0]
+        return pattern
+
+    @property
+    def window(self) -> int:
+        """Tokens that prompt and answer may have together: the model's window, or the cache when that is smaller."""
+        return min(self.card.max_model_len, self.card.max_request_tokens or self.card.max_model_len)
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        """Goes in front of plain prompts when the card says so."""
+        bos = self.card.special_tokens.get("bos_token", "")
+        return self.vocabulary.convert_tokens_to_ids(bos) if self.card.add_bos and bos else None

@@ -1,0 +1,130 @@
+"""Chat template -> text -> token ids, with user text kept apart from the template's control tokens.
+
+In: messages (dicts of plain JSON types) and a ServedModel. Out: token ids. Runs in a worker thread; a template that
+runs too long is stopped at its next line (by a trace function: threads cannot be killed), its errors become the
+caller's 400.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens, render_jinja_template
+
+from api_service.prepare.model import ServedModel
+from shared.errors import InvalidRequest
+
+__all__ = ["RENDER_LIMIT_S", "encode_chat", "render_chat"]
+
+RENDER_LIMIT_S = 2.0
+_TEMPLATE_FILE = "<template>"
+_MESSAGE_LENGTH = 200
+_RESERVED = frozenset(inspect.signature(render_jinja_template).parameters) | {"messages"}
+"""Names that the renderer itself sets."""
+_TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class _TooLong(BaseException):
+    """Not an Exception, so that nothing inside the template can swallow it."""
+
+
+def encode_chat(model: ServedModel, text: str) -> list[int]:
+    """Token ids of a rendered chat, marked control tokens as plain text. Adds no BOS: templates write their own."""
+    try:
+        ids: list[int] = encode_marked_chat(model.vocabulary, text)
+    except ValueError:
+        why = "A message holds a control token that this model cannot read as text."
+        raise InvalidRequest(why, param="messages") from None
+    return ids
+
+
+def render_chat(
+    model: ServedModel,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    kwargs: dict[str, Any],
+    limit_s: float = RENDER_LIMIT_S,
+) -> str:
+    """The chat as one text, control tokens of user strings wrapped in transformers' private-use markers.
+
+    Raises InvalidRequest when the model has no template, or when the template refuses, fails or takes too long.
+    """
+    if not model.template:
+        why = f"The model '{model.card.name}' has no chat template; use /v1/completions."
+        raise InvalidRequest(why, param="messages")
+    taken = sorted((_RESERVED | model.card.special_tokens.keys()) & kwargs.keys())
+    if taken:
+        raise InvalidRequest(f"'chat_template_kwargs' must not set '{taken[0]}'.", param="chat_template_kwargs")
+    marked: list[dict[str, Any]] = _mark(messages, model)
+    try:
+        with _TimeLimit(limit_s):
+            rendered, _ = render_jinja_template(
+                conversations=[marked],
+                chat_template=model.template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **model.card.special_tokens,
+                **_mark(kwargs, model),
+            )
+    except _TooLong:
+        raise InvalidRequest("The chat template took too long on these messages.", param="messages") from None
+    except _TEMPLATE_ERRORS as error:
+        raise InvalidRequest(f"The chat template refuses these messages: {_reason(error)}", param="messages") from None
+    text: str = rendered[0]
+    return _keep_trailing_space(text, marked[-1]["content"]) if continue_final_message else text
+
+
+def _reason(error: BaseException) -> str:
+    """A template's own words (raise_exception), or only the kind of failure: never source lines or quoted input."""
+    if isinstance(error, TemplateError) and error.message:
+        return error.message.splitlines()[0][:_MESSAGE_LENGTH]
+    return f"{type(error).__name__} in the template"
+
+
+def _keep_trailing_space(text: str, final: str) -> str:
+    """Templates that trim messages trim the one to be continued too, but its white space is part of the prefill."""
+    if text.endswith(final):
+        return text
+    return text.rstrip() + final[len(final.rstrip()) :]
+
+
+def _mark(value: Any, model: ServedModel) -> Any:
+    """`mark_control_tokens`, for keys of nested objects (tool arguments) as well."""
+    if isinstance(value, str):
+        return mark_control_tokens(value, model.control_pattern)
+    if isinstance(value, dict):
+        return {_mark(key, model): _mark(item, model) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mark(item, model) for item in value]
+    return value
+
+
+class _TimeLimit:
+    """Raises _TooLong in this thread at the next template line after `limit_s`. Traces lines of templates only."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._end = 0.0
+        self._previous: Any = None
+
+    def __enter__(self) -> None:
+        self._end = time.monotonic() + self._limit_s
+        self._previous = sys.gettrace()
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._previous)
+
+    def _trace(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename != _TEMPLATE_FILE:
+            return None
+        if time.monotonic() > self._end:
+            raise _TooLong
+        return self._trace

@@ -1,0 +1,139 @@
+"""Body of POST /v1/chat/completions.
+
+In: the JSON object. Out: messages with text content only (parts joined by a newline, as vLLM does); roles checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, FailFast, Field, WithJsonSchema
+
+from api_service.schemas.common import Body, GenerationBody
+from shared.errors import InvalidRequest
+
+__all__ = ["ChatCompletionRequest", "Message", "ToolCall"]
+
+MAX_TOP_LOGPROBS = 20
+MAX_MESSAGES = 10_000
+
+
+def _content_text(value: object) -> object:
+    """Text of a message's content: a string, or parts of type text (or refusal) joined by newlines; null stays null."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a non-empty list of content parts")
+    texts = []
+    for i, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(kind) if kind in ("text", "refusal") else None
+        if kind is not None and kind not in ("text", "refusal"):
+            raise ValueError(f"part {i} is not of type 'text'; this model reads text only")
+        if not isinstance(text, str):
+            raise ValueError(f"part {i} must be an object with 'type': 'text' and a string 'text'")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+class FunctionCall(Body):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str = "{}"
+
+
+class ToolCall(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    """One turn. Keys we do not know (refusal, annotations, cache_control, …) are ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        str | None,
+        BeforeValidator(_content_text),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+    ] = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], FailFast()] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+_TOOL_CHOICES = ("none", "auto", "required")
+
+
+class ChatCompletionRequest(GenerationBody):
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Wins over max_tokens, its old name."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationBody.UNSUPPORTED,
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        "chat_template": (),
+        "documents": ([],),
+        "echo": (False,),
+        "add_special_tokens": (False,),
+        "mm_processor_kwargs": (),
+    }
+
+    def check(self) -> None:
+        """Rules that span fields. Raises InvalidRequest."""
+        self.check_stream_options()
+        self._check_tools()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+        for i, message in enumerate(self.messages):
+            _check_message(message, f"messages[{i}]")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise InvalidRequest(
+                    "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
+                    param="continue_final_message",
+                )
+            if self.messages[-1].role != "assistant" or self.messages[-1].content is None:
+                raise InvalidRequest(
+                    "'continue_final_message' needs a last message of the assistant with text.",
+                    param="continue_final_message",
+                )
+
+    def _check_tools(self) -> None:
+        choice, named = self.tool_choice, None
+        if isinstance(choice, dict):
+            function = choice.get("function")
+            named = function.get("name") if isinstance(function, dict) else None
+        if choice is not None and choice not in _TOOL_CHOICES and not isinstance(named, str):
+            raise InvalidRequest(
+                "'tool_choice' must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}.",
+                param="tool_choice",
+            )
+        if self.tools and choice != "none":
+            raise InvalidRequest("'tools' is not supported yet: this server answers with text only.", param="tools")
+        if not self.tools and (choice == "required" or named is not None):
+            raise InvalidRequest("'tool_choice' asks for a call, but 'tools' names no function.", param="tool_choice")
+
+
+def _check_message(message: Message, path: str) -> None:
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        why = f"'{path}.content' must be text (only tool calls may come without)."
+        raise InvalidRequest(why, param=f"{path}.content")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest("Only assistant messages can hold tool calls.", param=f"{path}.tool_calls")

@@ -1,0 +1,187 @@
+"""What chat and text completions share: sampling and stream fields, ranges, the rule for fields we do not honour.
+
+In: a JSON object. Out: a validated model, or InvalidRequest with the field's path and one short reason. Unknown keys
+are ignored; a known key that we do not honour is refused when its value would change the answer: nothing is dropped
+silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from shared.errors import InvalidRequest
+
+__all__ = ["MAX_CHOICES", "Body", "GenerationBody", "StreamOptions", "parse"]
+
+MAX_N = 128
+MAX_CHOICES = 512
+"""Prompts times n of one request."""
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024
+MAX_IDS = 1024
+"""Entries of logit_bias and of stop_token_ids."""
+_MESSAGE_LENGTH = 300
+_INT64 = 2**63
+
+BodyT = TypeVar("BodyT", bound="Body")
+
+
+class Body(BaseModel):
+    """Strict types (no "1" for 1, no true for 1), unknown keys ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Known keys we do not honour -> the values that change nothing and so are accepted, as null always is."""
+
+
+def parse(model: type[BodyT], body: Mapping[str, Any]) -> BodyT:
+    """Raises InvalidRequest naming the first bad field; never quotes what the client sent."""
+    for key, harmless in model.UNSUPPORTED.items():
+        value = body.get(key)
+        if value is not None and not any(type(value) is type(ok) and value == ok for ok in harmless):
+            allowed = f" Accepted are: {', '.join(map(_spelled, harmless))}." if harmless else ""
+            raise InvalidRequest(f"'{key}' is not supported here with this value.{allowed}", param=key)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _first_error(error) from None
+
+
+def _spelled(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
+
+
+def _first_error(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = ""
+    for part in first["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    more = f" ({error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
+    if first["type"] == "missing":
+        return InvalidRequest(f"Missing required parameter: '{path}'.{more}", param=path)
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return InvalidRequest(f"Invalid value for '{path}': {reason[:_MESSAGE_LENGTH]}.{more}", param=path)
+
+
+def _stops(value: object) -> object:
+    """str | list of str -> tuple. An empty string would match everywhere."""
+    stops = (value,) if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings (token ids go into stop_token_ids)")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
+    if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
+    return tuple(stops)
+
+
+def _token_ids(value: object) -> object:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+        raise ValueError("must be a list of token ids")
+    if len(value) > MAX_IDS:
+        raise ValueError(f"at most {MAX_IDS} token ids are allowed")
+    return tuple(value)
+
+
+def _bias(value: object) -> object:
+    """{"token id": -100 … 100} -> {int: float}."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_IDS:
+        raise ValueError(f"must be an object of at most {MAX_IDS} token ids")
+    bias: dict[int, float] = {}
+    for key, number in value.items():
+        if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise ValueError('keys must be token ids, such as "42"')
+        if type(number) not in (int, float) or not -100 <= number <= 100:
+            raise ValueError("values must be numbers from -100 to 100")
+        bias[int(key)] = float(number)
+    return bias
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+_Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class GenerationBody(Body):
+    """Fields that chat and text completions read the same way."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
+    """-1 and 0 are off."""
+    min_p: _Share | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_bias)] = {}
+    stop: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_stops),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    deadline_ms: Annotated[int, Field(ge=1, lt=2**40)] | None = None
+    """Milliseconds from now; a request that has not been started by then is dropped. Ours, not OpenAI's."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1, 1.0),
+        "early_stopping": (False,),
+        "bad_words": ([],),
+        "allowed_token_ids": (),
+        "truncate_prompt_tokens": (),
+        "prompt_logprobs": (),
+        "prompt_embeds": (),
+        "priority": (0,),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "logits_processors": ([],),
+        "kv_transfer_params": (),
+    }
+
+    def check_stream_options(self) -> None:
+        """OpenAI's rule: options of a stream only with a stream. Raises InvalidRequest."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)

@@ -1,0 +1,79 @@
+"""Body of POST /v1/completions.
+
+In: the JSON object. Out: a list of prompts, each a text or token ids, in the order of their choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from api_service.schemas.common import MAX_CHOICES, GenerationBody
+from shared.errors import InvalidRequest
+
+__all__ = ["CompletionRequest", "Prompt"]
+
+MAX_LOGPROBS = 5
+"""OpenAI's limit of the text endpoint."""
+
+Prompt = str | list[int]
+
+_FORMS = "a string, a list of strings, a list of token ids or a list of such lists"
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+
+
+def _prompts(value: object) -> list[Prompt]:
+    """Every accepted form as a list of prompts. By hand: pydantic would list an error for each of a million tokens."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(f"must be {_FORMS}")
+    if not value:
+        raise ValueError("must not be empty")
+    if all(type(item) is int for item in value):
+        return [value]
+    if len(value) > MAX_CHOICES:
+        raise ValueError(f"at most {MAX_CHOICES} prompts are allowed")
+    if all(isinstance(item, str) for item in value):
+        return value
+    if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+        return value
+    raise ValueError(f"must be {_FORMS}")
+
+
+class CompletionRequest(GenerationBody):
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Log-probabilities of the drawn tokens and of this many best ones."""
+    add_special_tokens: bool | None = None
+    """False leaves out the BOS token of models that want one."""
+    best_of: Annotated[int, Field(ge=1)] | None = None
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{key: ok for key, ok in GenerationBody.UNSUPPORTED.items() if key != "best_of"},
+        "suffix": ("",),
+    }
+
+    def check(self) -> None:
+        """Rules that span fields. Raises InvalidRequest."""
+        self.check_stream_options()
+        n = self.n or 1
+        if self.best_of is not None and self.best_of != n:
+            raise InvalidRequest("'best_of' is only supported when it equals 'n'.", param="best_of")
+        if len(self.prompt) * n > MAX_CHOICES:
+            raise InvalidRequest(f"Prompts times 'n' must be at most {MAX_CHOICES}.", param="n")
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest(
+                "'echo' together with 'logprobs' is not supported yet: prompt log-probabilities are not computed.",
+                param="echo",
+            )
