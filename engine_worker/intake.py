@@ -1,0 +1,189 @@
+"""The only one that claims: queue entries in, jobs for the outbox and requests for the engine out.
+
+Never reads more than there are free slots (sequences). A request of more choices than slots are left is started and
+waits inside the engine; what a read brought beyond the last slot goes back at once, for a worker with room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import structlog
+
+from engine_worker.engine_loop import EngineLoop
+from engine_worker.jobs import Job
+from engine_worker.lease import Lease
+from engine_worker.outbox import Outbox
+from engine_worker.validation import ServedModel, check_request
+from engine_worker.waiting import Backoff, wait_for_event
+from shared.claims import Acquired, Claim, ClaimQueue, Entry
+from shared.connections import REDIS_DOWN
+from shared.errors import ContextLengthExceeded, EngineFailure, HeadraceError, InvalidRequest
+from shared.messages import decode_record
+
+__all__ = ["Intake"]
+
+_RECLAIM_S = 1.0
+_ROOM_POLL_S = 0.5
+"""Health and congestion have no event of their own."""
+_CANCELS_KEPT = 10_000
+
+log = structlog.get_logger(__name__)
+
+
+class Intake:
+    """Loops per shard: `read` waits for new entries, `reclaim` looks for those of silent or drained workers."""
+
+    def __init__(
+        self,
+        queues: Mapping[int, ClaimQueue],
+        outbox: Outbox,
+        engine: EngineLoop,
+        lease: Lease,
+        served: ServedModel,
+        *,
+        freed: asyncio.Event,
+        max_num_seqs: int,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._queues = queues
+        self._outbox = outbox
+        self._engine = engine
+        self._lease = lease
+        self._served = served
+        self._slots = max_num_seqs
+        self._freed = freed
+        self._wake = {shard: asyncio.Event() for shard in queues}
+        self._put_back = dict.fromkeys(queues, False)
+        self._unplaced: dict[str, tuple[int, Claim]] = {}
+        self._early_cancels: dict[str, None] = {}
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that could start now; negative while a request of many choices queues inside the engine."""
+        return self._slots - self._outbox.num_open_choices()
+
+    def wake(self, shard: int) -> None:
+        """Somebody handed requests back, or messages were missed: look at once."""
+        self._wake[shard].set()
+
+    def cancel(self, rid: str) -> None:
+        """A cancellation from the control channel; one that overtakes its request is remembered for a while."""
+        if not self._outbox.cancel(rid):
+            self._early_cancels[rid] = None
+            if len(self._early_cancels) > _CANCELS_KEPT:
+                del self._early_cancels[next(iter(self._early_cancels))]
+
+    async def read(self, shard: int) -> None:
+        """Takes new entries for ever."""
+        await self._persist("read", shard, self._read_once)
+
+    async def reclaim(self, shard: int) -> None:
+        """Takes over what other workers left, for ever: every second, or at once after `wake`."""
+        await self._persist("reclaim", shard, self._reclaim_once)
+
+    async def hand_back_unplaced(self) -> None:
+        """After the loops were cancelled: gives back what was delivered or acquired but became no job."""
+        for shard, queue in self._queues.items():
+            claims = [claim for owner, claim in self._unplaced.values() if owner == shard]
+            claims += [item.claim for item in await queue.acquire(await queue.own_pending())]
+            await queue.hand_back(claims)
+        self._unplaced.clear()
+
+    async def _persist(self, what: str, shard: int, once: Callable[[int], Awaitable[None]]) -> None:
+        backoff = Backoff(0.1, 2.0)
+        while True:
+            try:
+                await once(shard)
+                backoff.reset()
+            except REDIS_DOWN as error:
+                log.warning("queue not reachable", what=what, shard=shard, reason=str(error))
+                await asyncio.sleep(backoff.next())
+
+    async def _read_once(self, shard: int) -> None:
+        await self._room(lambda: not self._put_back[shard])  # what went back is older than what waits unread
+        share = max(1, self.free_slots // len(self._queues))
+        await self._take(shard, await self._queues[shard].read(share))
+
+    async def _reclaim_once(self, shard: int) -> None:
+        await wait_for_event(self._wake[shard], _RECLAIM_S)
+        self._wake[shard].clear()
+        await self._room()
+        entries = await self._queues[shard].reclaim(self.free_slots)
+        self._put_back[shard] = False
+        self._freed.set()
+        await self._take(shard, entries)
+
+    async def _room(self, allowed: Callable[[], bool] = lambda: True) -> None:
+        """Returns as soon as something new may start here."""
+        while self.free_slots <= 0 or self._outbox.congested or not self._lease.healthy or not allowed():
+            self._freed.clear()
+            await wait_for_event(self._freed, _ROOM_POLL_S)
+
+    async def _take(self, shard: int, entries: Sequence[Entry]) -> None:
+        """Acquires the entries and places each: a job, an error, or back to the queue."""
+        if not entries:
+            return
+        refused: list[tuple[Claim, HeadraceError]] = []
+        surplus: list[Claim] = []
+        for item in await self._queues[shard].acquire(entries):
+            if self.free_slots <= 0:
+                surplus.append(item.claim)
+            elif (error := self._start(item)) is not None:
+                refused.append((item.claim, error))
+        # From here on a cancellation (drain) must not lose what is placed nowhere yet.
+        self._unplaced |= {claim.rid: (shard, claim) for claim in [*surplus, *(claim for claim, _ in refused)]}
+        for claim, error in refused:
+            log.error("request buried", rid=claim.rid, code=error.code, reason=error.message)
+            await self._insist(partial(self._queues[shard].bury, claim, error.code, error.message))
+            del self._unplaced[claim.rid]
+        if surplus:
+            await self._insist(partial(self._queues[shard].hand_back, surplus))
+            self._put_back[shard] = True
+            for claim in surplus:
+                del self._unplaced[claim.rid]
+
+    async def _insist(self, call: Callable[[], Awaitable[object]]) -> None:
+        """Repeats a replay-safe call until Redis has answered."""
+        backoff = Backoff(0.1, 2.0)
+        while True:
+            try:
+                await call()
+                return
+            except REDIS_DOWN as error:
+                log.warning("queue not reachable", what="put back", reason=str(error))
+                await asyncio.sleep(backoff.next())
+
+    def _start(self, item: Acquired) -> HeadraceError | None:
+        """Makes a job of it and gives its open choices to the engine. An error means: bury it, it never made sense."""
+        rid, request = item.claim.rid, item.request
+        too_long: HeadraceError | None = None
+        try:
+            check_request(request, self._served)
+        except ContextLengthExceeded as error:
+            too_long = error  # a fair request for another limit: an error record, no dead letter
+        except InvalidRequest as error:
+            return error
+        job = Job(item.claim, request, self._served.token_bytes)
+        try:
+            job.replay(item.records, map(decode_record, item.records))
+        except (ValueError, msgspec.MsgspecError):
+            return EngineFailure("The log of the request could not be read by this worker.")
+        if too_long is not None:
+            self._outbox.add(job)
+            self._outbox.fail(job, too_long.code, too_long.message)
+            return None
+        runnable = job.engine_requests(self._served.max_tokens, self._served.eos_token_ids)
+        self._outbox.add(job)
+        for engine_request in runnable:
+            self._engine.add(engine_request)
+        self.counters["takeovers"] += item.claim.epoch > 1
+        log.info("request started", rid=rid, epoch=item.claim.epoch, choices=len(runnable), logged=item.next_seq)
+        if rid in self._early_cancels:
+            del self._early_cancels[rid]
+            self._outbox.cancel(rid)
+        return None

@@ -1,0 +1,86 @@
+"""Keeps this worker's requests its own, as long as its engine gets on; the only one that renews.
+
+In: the outbox's jobs and the engine's progress. Out: renewed leases, jobs dropped that others own, cancellations.
+A hung engine renews nothing, so its requests go to other workers; a wrong guess costs work, never correctness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import groupby
+
+import structlog
+
+from engine_worker.engine_loop import EngineLoop
+from engine_worker.outbox import Outbox
+from engine_worker.waiting import wait_for_event
+from shared.claims import Claim, ClaimQueue, ReplyKind
+from shared.connections import REDIS_DOWN
+from shared.keys import shard_of
+
+__all__ = ["Lease"]
+
+log = structlog.get_logger(__name__)
+
+
+class Lease:
+    """Renews every quarter of `lease_ms`, and at once after `renew_now`. `step_limit_ms` bounds one engine step."""
+
+    def __init__(
+        self,
+        queues: Mapping[int, ClaimQueue],
+        outbox: Outbox,
+        engine: EngineLoop,
+        *,
+        lease_ms: int,
+        step_limit_ms: int,
+    ) -> None:
+        self._queues = queues
+        self._outbox = outbox
+        self._engine = engine
+        self._interval = lease_ms / 4000
+        self._step_limit = step_limit_ms / 1000
+        self._steps_at_renewal = -1
+        self._now = asyncio.Event()
+
+    def renew_now(self) -> None:
+        """Cancellations may have been missed: their flags come with the next renewal."""
+        self._now.set()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine gets on: it has moved since the last renewal, or rests, or its step is still young."""
+        moved = self._engine.steps != self._steps_at_renewal
+        return moved or self._engine.idle or self._engine.step_age < self._step_limit
+
+    async def run(self) -> None:
+        """Renews for ever."""
+        while True:
+            await wait_for_event(self._now, self._interval)
+            self._now.clear()
+            if not self.healthy:
+                log.error("engine step takes too long, leases are not renewed", step_age_s=self._engine.step_age)
+                continue
+            self._steps_at_renewal = self._engine.steps
+            try:
+                await self._renew()
+            except REDIS_DOWN as error:
+                log.warning("renewal delayed", reason=str(error))
+
+    async def _renew(self) -> None:
+        claims = sorted((job.claim for job in self._outbox.jobs.values()), key=_shard)
+        for shard, group in groupby(claims, key=_shard):
+            owned = list(group)
+            for claim, reply in zip(owned, await self._queues[shard].renew(owned), strict=True):
+                job = self._outbox.jobs.get(claim.rid)
+                if job is None or job.claim != claim:
+                    continue
+                if reply.kind is not ReplyKind.OK:
+                    self._outbox.drop(claim.rid, reply.kind.name.lower())
+                elif reply.cancelled:
+                    self._outbox.cancel(claim.rid)
+
+
+def _shard(claim: Claim) -> int:
+    return shard_of(claim.rid)
