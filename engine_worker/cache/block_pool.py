@@ -61,7 +61,7 @@ class BlockPool:
         return block in self._cached
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each and no content. Raises OutOfBlocks, with none taken, if there are fewer."""
+        """`count` blocks with one reference each and no content. Raises OutOfBlocks, taking none, if too many."""
         if count > self.num_available:
             raise OutOfBlocks(f"{count} blocks asked for, {self.num_available} available")
         return [self._take_one() for _ in range(count)]
@@ -114,7 +114,7 @@ class BlockPool:
             self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Every block is in exactly one state: free + cached + held = total. Raises AssertionError naming what is wrong."""
+        """Every block is in exactly one state: free + cached + held = total. Raises AssertionError with the rest."""
         free, cached = set(self._free), set(self._cached)
         held = {block for block, count in enumerate(self._references) if count > 0}
         problems = {

@@ -113,7 +113,7 @@ class CacheManager:
             self._in_flight.update(prefix.digest for prefix in filled if self._index.find(prefix) is None)
 
     def awaits_prefix(self, request: Request) -> bool:
-        """Whether this step computes a block that the request needs: a step later it is a hit, now it is double work."""
+        """Whether this step computes a block that the request needs: a step later it is a hit, now double work."""
         if not self._in_flight:
             return False
         usable = self._usable_blocks(request)
@@ -137,7 +137,7 @@ class CacheManager:
         return (request.num_tokens - 1) // self.block_size
 
     def _match(self, request: Request) -> list[int]:
-        """Blocks of the longest cached prefix; what matched is replaced by the indexed prefixes: later checks are cheap."""
+        """Blocks of the longest cached prefix; what matched becomes the indexed prefixes, to keep checks cheap."""
         if not self._caching:
             return []
         usable = self._usable_blocks(request)

@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 class Prefix:
     """All tokens up to the end of one full block, as a chain: this block's tokens and what came before.
 
-    Parents stay alive as long as a child does, so prefixes can be compared exactly even when ancestors' blocks are gone.
+    Parents live as long as a child does, so prefixes can be compared exactly even when ancestors' blocks are gone.
     """
 
     digest: bytes

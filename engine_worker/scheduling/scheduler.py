@@ -81,7 +81,7 @@ class Scheduler:
         insort(self._waiting, request, key=precedence)
 
     def finish(self, request: Request, *, discard: bool = False) -> None:
-        """The request ended, for whatever reason: the one way out. `discard` keeps what it computed out of the cache."""
+        """The request ended, for whatever reason: the one way out. `discard`: nobody may find its blocks."""
         queue = self._waiting if request.status is RequestStatus.WAITING else self._running
         queue.remove(request)
         del self._requests[request.request_id]
@@ -146,7 +146,7 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request) -> None:
-        """Back to the queue without blocks. It catches up later as everyone does: prompt and output stay as they are."""
+        """Back to the queue without blocks. It catches up later as everyone does; prompt and output stay."""
         self._running.remove(victim)
         self._cache.release(victim)
         victim.status = RequestStatus.WAITING

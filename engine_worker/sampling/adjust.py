@@ -1,0 +1,111 @@
+"""Changes logits before a token is drawn: repetition, presence and frequency penalties, logit_bias, min_tokens.
+
+Only rows that ask for something cost anything. What was counted of a request's tokens is kept from step to step and can
+be rebuilt from prompt and output at any time: a continuation on another worker adjusts alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine_worker.plan import ScheduledRequest
+from shared.params import SamplingParams
+
+__all__ = ["Adjuster"]
+
+_BAN = -100.0
+"""A bias this low is a ban and not a large handicap, as OpenAI documents the ends of the range."""
+
+_NO_IDS = np.empty(0, dtype=np.int64)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+class _Counts:
+    """How often each token occurs in one request's output; prompt tokens are listed with count 0."""
+
+    def __init__(self, row: ScheduledRequest) -> None:
+        self.output = row.output_token_ids
+        self._place: dict[int, int] = {}
+        self._ids: list[int] = []
+        self._counts: list[int] = []
+        self._num_seen = 0
+        # Only the repetition penalty looks at the prompt; the split prompt/output never moves.
+        if row.sampling.repetition_penalty != 1.0:
+            self._count(dict.fromkeys(row.prompt_token_ids), 0)
+
+    def update(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Takes in new output tokens -> (distinct ids, how often each was put out)."""
+        self._count(islice(self.output, self._num_seen, None), 1)
+        self._num_seen = len(self.output)
+        return np.array(self._ids, dtype=np.int64), np.array(self._counts, dtype=np.float32)
+
+    def _count(self, tokens: Iterable[int], step: int) -> None:
+        for token in tokens:
+            place = self._place.setdefault(token, len(self._ids))
+            if place == len(self._ids):
+                self._ids.append(token)
+                self._counts.append(0)
+            self._counts[place] += step
+
+
+class Adjuster:
+    """Adjusts the logits of a batch in place. Holds counts of the requests of the last batch only."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Counts] = {}
+
+    def adjust(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
+        """logits float32 [R, V], contiguous; row i belongs to rows[i]. Order: penalties, bias, minimum length."""
+        self._penalise(logits, [(i, row) for i, row in enumerate(rows) if _has_penalties(row.sampling)])
+        biased = [(i, row.sampling.logit_bias) for i, row in enumerate(rows) if row.sampling.logit_bias]
+        if biased:
+            values = np.concatenate([np.fromiter(bias.values(), np.float32, len(bias)) for _, bias in biased])
+            values[values <= _BAN] = -np.inf
+            flat = _flat(logits, [(i, np.fromiter(bias, np.int64, len(bias))) for i, bias in biased])
+            logits.view(-1)[flat] += torch.from_numpy(values).to(logits.device)
+        held = [
+            (i, np.fromiter(row.stop_token_ids, np.int64, len(row.stop_token_ids)))
+            for i, row in enumerate(rows)
+            if len(row.output_token_ids) < row.sampling.min_tokens
+        ]
+        if held:
+            logits.view(-1)[_flat(logits, held)] = -torch.inf
+
+    def _penalise(self, logits: Tensor, rows: Sequence[tuple[int, ScheduledRequest]]) -> None:
+        self._counts = {row.request_id: self._counts_of(row) for _, row in rows}
+        if not rows:
+            return
+        seen = [self._counts[row.request_id].update() for _, row in rows]
+        lengths = [len(ids) for ids, _ in seen]
+        flat = _flat(logits, [(i, ids) for (i, _), (ids, _) in zip(rows, seen, strict=True)])
+        counts = torch.from_numpy(np.concatenate([count for _, count in seen])).to(logits.device)
+
+        def spread(values: Iterable[float]) -> Tensor:
+            return torch.from_numpy(np.repeat(np.array(list(values), np.float32), lengths)).to(logits.device)
+
+        repetition = spread(row.sampling.repetition_penalty for _, row in rows)
+        values = logits.view(-1)[flat]
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= spread(row.sampling.frequency_penalty for _, row in rows) * counts
+        values -= spread(row.sampling.presence_penalty for _, row in rows) * (counts > 0)
+        logits.view(-1)[flat] = values
+
+    def _counts_of(self, row: ScheduledRequest) -> _Counts:
+        known = self._counts.get(row.request_id)
+        # The same list object only ever grows; any other one belongs to a later request of the same id.
+        return known if known is not None and known.output is row.output_token_ids else _Counts(row)
+
+
+def _flat(logits: Tensor, ids_by_row: Sequence[tuple[int, NDArray[np.int64]]]) -> Tensor:
+    """Positions in the flattened logits, int64 [sum of lengths], on their device."""
+    parts = [ids + row * logits.shape[1] for row, ids in ids_by_row]
+    return torch.from_numpy(np.concatenate(parts) if parts else _NO_IDS).to(logits.device)

@@ -1,0 +1,133 @@
+"""Draws one token per row from logits: temperature, top-k, top-p, min-p, then the inverse of the distribution function.
+
+All rows at once. Nothing is sorted unless a row asks for top-k or top-p, and then only as many candidates as needed.
+Every row's result depends on that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_worker.sampling.rng import uniform
+from shared.params import SamplingParams
+
+__all__ = ["Drawer", "is_greedy"]
+
+_GREEDY_BELOW = 1e-5
+_CHUNK = 256
+_FIRST_CANDIDATES = 256
+
+
+def is_greedy(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether the parameters leave nothing but the best token (whose probability is at least 1 / vocabulary)."""
+    return (
+        params.temperature < _GREEDY_BELOW
+        or params.top_k == 1
+        or params.min_p >= 1.0
+        or params.top_p * vocab_size <= 1.0
+    )
+
+
+class Drawer:
+    """Keeps one scratch buffer of [rows, vocabulary], so that a step allocates nothing large."""
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(0)
+
+    def draw(
+        self,
+        logits: Tensor,
+        peak: Tensor,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+    ) -> Tensor:
+        """logits float32 [R, V] (finite or -inf), peak [R, 1] their maxima (finite) -> token ids int64 [R]."""
+        weights = self._weights(logits, peak, params)
+        threshold = _threshold(weights[:, : logits.shape[1]], params)
+        if threshold is not None:
+            weights.masked_fill_(weights < threshold, 0.0)
+        unit = torch.from_numpy(uniform(seeds, positions)).to(logits.device)
+        return _invert(weights, unit[:, None])
+
+    def _weights(self, logits: Tensor, peak: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+        """exp((logits - peak) / temperature), the best token's weight being 1, padded with zeros to whole chunks."""
+        num_rows, vocab_size = logits.shape
+        width = -(-vocab_size // _CHUNK) * _CHUNK
+        if self._scratch.numel() < num_rows * width or self._scratch.device != logits.device:
+            self._scratch = torch.empty(num_rows * width, device=logits.device)
+        weights = self._scratch[: num_rows * width].view(num_rows, width)
+        weights[:, vocab_size:] = 0.0
+        body = weights[:, :vocab_size]
+        torch.sub(logits, peak, out=body)
+        body.div_(_column([p.temperature for p in params], logits.device)).exp_()
+        return weights
+
+
+def _column(values: Sequence[float], device: torch.device) -> Tensor:
+    """float32 [R, 1] by way of numpy: one copy, no inference of types."""
+    return torch.from_numpy(np.array(values, dtype=np.float32)).to(device)[:, None]
+
+
+def _threshold(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
+    """Smallest weight [R, 1] that a row keeps; None when no row filters. Tokens of equal weight stay or go together."""
+    vocab_size = weights.shape[1]
+    limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    sorting = [i for i, p in enumerate(params) if limits[i] < vocab_size or p.top_p < 1.0]
+    if not sorting and all(p.min_p <= 0.0 for p in params):
+        return None
+    threshold = _column([p.min_p for p in params], weights.device)
+    if sorting:
+        rows = weights if len(sorting) == len(params) else weights[sorting]
+        kept = _smallest_kept(rows, [limits[i] for i in sorting], [params[i].top_p for i in sorting])
+        threshold[sorting] = torch.maximum(threshold[sorting], kept)
+    return threshold
+
+
+def _smallest_kept(weights: Tensor, limits: Sequence[int], top_p: Sequence[float]) -> Tensor:
+    """Weight [n, 1] of the last token that is among the `limits` best and in their smallest set of probability `top_p`.
+
+    Looks at some hundred best tokens first and at more only while a row's set may reach beyond them.
+    """
+    vocab_size = weights.shape[1]
+    unlimited = any(limit == vocab_size for limit in limits)
+    count = min(max([limit for limit in limits if limit < vocab_size] + [_FIRST_CANDIDATES] * unlimited), vocab_size)
+    rank_limit = torch.tensor(limits, device=weights.device)[:, None]
+    share = torch.tensor(top_p, dtype=torch.float64, device=weights.device)[:, None]
+    whole = weights.sum(-1, keepdim=True, dtype=torch.float64) if unlimited else None
+    while True:
+        best = weights.topk(count).values
+        in_rank = torch.arange(count, device=weights.device) < rank_limit
+        mass = torch.where(in_rank, best, 0.0).cumsum(-1, dtype=torch.float64)
+        total = mass[:, -1:] if whole is None else torch.where(rank_limit < vocab_size, mass[:, -1:], whole)
+        # A token is kept while those before it have less than the wanted share: the best one always is.
+        wanted = in_rank & (mass - best < share * total)
+        if count == vocab_size or not bool((wanted[:, -1:] & (rank_limit > count)).any()):
+            return best.gather(-1, wanted.sum(-1, keepdim=True).clamp_(min=1) - 1)
+        count = min(count * 8, vocab_size)
+
+
+def _invert(weights: Tensor, unit: Tensor) -> Tensor:
+    """First token at which the running sum of weights exceeds `unit` [R, 1] of the total -> int64 [R].
+
+    Two levels: sums of chunks find the chunk, the chunk's own running sum finds the token; the vocabulary is read once.
+    Running sums are float64. A token of weight zero is never drawn, whatever the rounding.
+    """
+    num_rows = weights.shape[0]
+    chunks = weights.view(num_rows, -1, _CHUNK)
+    outer = chunks.sum(-1).cumsum(-1, dtype=torch.float64)
+    target = unit * outer[:, -1:]
+    chunk = _first_above(outer, target)
+    before = torch.where(chunk > 0, outer.gather(-1, (chunk - 1).clamp(min=0)), 0.0)
+    inside = chunks.gather(1, chunk[:, :, None].expand(-1, -1, _CHUNK))[:, 0].cumsum(-1, dtype=torch.float64)
+    return (chunk * _CHUNK + _first_above(inside, target - before))[:, 0]
+
+
+def _first_above(running: Tensor, target: Tensor) -> Tensor:
+    """Index [R, 1] of the first running sum above the target, but never past the one that reaches the total."""
+    last = (running < running[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(running, target, right=True), last)

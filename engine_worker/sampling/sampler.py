@@ -1,0 +1,92 @@
+"""Chooses the next token of every row of a batch at once. In: logits and the rows they belong to. Out: one token each.
+
+Everything a row's token depends on is in its row: parameters, seed, tokens so far. Batch mates play no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine_worker.plan import ScheduledRequest
+from engine_worker.request import TokenLogprobs
+from engine_worker.sampling.adjust import Adjuster
+from engine_worker.sampling.draw import Drawer, is_greedy
+
+__all__ = ["SampledToken", "Sampler"]
+
+_IMPOSSIBLE = -9999.0
+"""Stands for the logarithm of zero, so that every logprob is a finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What one row drew. `token_id` is None when no token is possible: its logits are all masked or not finite."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+
+
+class Sampler:
+    """Holds scratch memory and token counts only; what it returns could be computed from the rows alone."""
+
+    def __init__(self) -> None:
+        self._adjuster = Adjuster()
+        self._drawer = Drawer()
+
+    def sample(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> list[SampledToken]:
+        """logits float32 [R, V], overwritten; row i belongs to rows[i]. Greedy rows take the exact arg max."""
+        logits = logits.contiguous()
+        with_logprobs = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+        # Reported probabilities are the model's own: copied before anything is adjusted.
+        untouched = logits[with_logprobs] if with_logprobs else None
+        self._adjuster.adjust(logits, rows)
+        best = logits.argmax(-1, keepdim=True)
+        peak = logits.gather(-1, best)
+        tokens: list[int | None] = best[:, 0].tolist()
+        for i, possible in enumerate(torch.isfinite(peak[:, 0]).tolist()):
+            if not possible:
+                tokens[i] = None
+        self._draw(logits, peak, rows, tokens)
+        logprobs = [None] * len(rows) if untouched is None else _logprobs(untouched, with_logprobs, rows, tokens)
+        return [SampledToken(token, lp) for token, lp in zip(tokens, logprobs, strict=True)]
+
+    def _draw(self, logits: Tensor, peak: Tensor, rows: Sequence[ScheduledRequest], tokens: list[int | None]) -> None:
+        """Replaces the best token of rows that sample by a drawn one."""
+        vocab_size = logits.shape[1]
+        drawing = [i for i, t in enumerate(tokens) if t is not None and not is_greedy(rows[i].sampling, vocab_size)]
+        if not drawing:
+            return
+        if len(drawing) < len(rows):
+            logits, peak = logits[drawing], peak[drawing]
+        chosen = [rows[i] for i in drawing]
+        drawn = self._drawer.draw(
+            logits,
+            peak,
+            [row.sampling for row in chosen],
+            [row.seed for row in chosen],
+            [len(row.output_token_ids) for row in chosen],
+        )
+        for i, token in zip(drawing, drawn.tolist(), strict=True):
+            tokens[i] = token
+
+
+def _logprobs(
+    logits: Tensor, indices: Sequence[int], rows: Sequence[ScheduledRequest], tokens: Sequence[int | None]
+) -> list[TokenLogprobs | None]:
+    """Natural-log probabilities of the rows at `indices`, whose logits [len(indices), V] are; None for all others."""
+    result: list[TokenLogprobs | None] = [None] * len(rows)
+    wanted = [rows[i].sampling.logprobs or 0 for i in indices]
+    logprobs = logits.log_softmax(-1).clamp_(min=_IMPOSSIBLE)
+    chosen_ids = torch.tensor([tokens[i] or 0 for i in indices], device=logits.device)
+    chosen = logprobs.gather(-1, chosen_ids[:, None])[:, 0].tolist()
+    top = logprobs.topk(min(max(wanted), logits.shape[1]))
+    for i, count, own, values, ids in zip(
+        indices, wanted, chosen, top.values.tolist(), top.indices.tolist(), strict=True
+    ):
+        if tokens[i] is not None:
+            result[i] = TokenLogprobs(own, tuple(zip(ids[:count], values[:count], strict=True)))
+    return result
