@@ -1,0 +1,138 @@
+"""Records of a log -> the SSE events of a chat or completion stream, from the request's metadata alone.
+
+In: a GenerateRequest and its records in order. Out: bytes. Deterministic, so any pod can go on where another stopped:
+events up to `cursor` are computed (they carry state) but not written. What is constant in a stream's chunks is
+encoded once.
+
+Cursor: the opening event (roles, or the echoed prompts) is -1, the event of record n is n, the usage event is one
+more than the last record. A record with several choices is one event with several `choices`, so that an event is
+never half resumed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api_service.logprobs import CompletionLogprobs, Speller
+from api_service.sse import DONE, error_event, json_bytes
+from shared.errors import HeadraceError, RequestCancelled, error_from_code
+from shared.messages import Delta, End, GenerateRequest, Record, Usage
+
+__all__ = ["BEFORE_OPENING", "StreamWriter", "public_id", "terminal_error", "usage_object"]
+
+BEFORE_OPENING = -2
+"""The cursor of a client that has received nothing."""
+
+_PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-"}
+_SHOWN = ("stop", "length")
+"""Finish reasons that a client sees; an abort or an error ends its stream with an error event instead."""
+
+
+def public_id(request: GenerateRequest) -> str:
+    return _PREFIXES[request.kind] + request.rid
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def terminal_error(record: Record) -> HeadraceError | None:
+    """What went wrong, from a terminal record; None for a clean end."""
+    end = record.end or End()
+    if end.code:
+        return error_from_code(end.code, end.message)
+    if any(delta.finish_reason == "abort" for delta in record.deltas):
+        return RequestCancelled("The request was cancelled before it was finished.")
+    return None
+
+
+class StreamWriter:
+    """One client's view of one stream."""
+
+    def __init__(self, request: GenerateRequest, speller: Speller | None, cursor: int = BEFORE_OPENING) -> None:
+        """`speller` is needed when the request asks for log-probabilities."""
+        self._request = request
+        self._cursor = cursor
+        self._chat = request.kind == "chat"
+        self._speller = speller if request.sampling.logprobs is not None else None
+        self._arrays: dict[int, CompletionLogprobs] = {}
+        self._tokens = 0
+        self._id = b"id: %b:" % request.rid.encode()
+        self._head = b'\ndata: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
+            json_bytes(public_id(request)),
+            b'"chat.completion.chunk"' if self._chat else b'"text_completion"',
+            request.created,
+            json_bytes(request.model),
+            json_bytes(request.fingerprint or None),
+        )
+        self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
+        self._open_text = b',"delta":{"content":' if self._chat else b',"text":'
+        self._close_text = b"}" if self._chat else b""
+
+    def opening(self) -> bytes:
+        """The first event: every choice's role, or its prompt when that is echoed; b"" when there is neither."""
+        request = self._request
+        if self._chat:
+            choices = [
+                b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
+                for index in range(request.num_choices)
+            ]
+        else:
+            texts = [request.echo[index // request.n] for index in range(request.num_choices)] if request.echo else []
+            choices = [self._choice(index, text, b"null", b"null") for index, text in enumerate(texts) if text]
+        return self._event(-1, choices) if choices else b""
+
+    def write(self, record: Record) -> bytes:
+        """The events of one record, b"" when it brings nothing that a client can see (text held back)."""
+        choices = [choice for delta in record.deltas if (choice := self._delta(delta))]
+        events = self._event(record.seq, choices) if choices else b""
+        return events + self._ending(record, record.end) if record.end is not None else events
+
+    def _delta(self, delta: Delta) -> bytes:
+        self._tokens += len(delta.token_ids)
+        logprobs = self._logprobs(delta) if self._speller is not None and delta.logprobs else b"null"
+        if delta.finish_reason in _SHOWN:
+            return self._choice(delta.index, delta.text, logprobs, b'"%b"' % delta.finish_reason.encode(), delta)
+        return self._choice(delta.index, delta.text, logprobs, b"null") if delta.text or delta.logprobs else b""
+
+    def _choice(self, index: int, text: str, logprobs: bytes, finish: bytes, end: Delta | None = None) -> bytes:
+        if text or not self._chat:
+            body = b"%b%b%b" % (self._open_text, json_bytes(text), self._close_text)
+        else:
+            body = b',"delta":{}'
+        reason = b"" if end is None or end.stop_reason is None else b',"stop_reason":%b' % json_bytes(end.stop_reason)
+        return b'{"index":%d%b,"logprobs":%b,"finish_reason":%b%b}' % (index, body, logprobs, finish, reason)
+
+    def _logprobs(self, delta: Delta) -> bytes:
+        assert self._speller is not None
+        if self._chat:
+            return json_bytes({"content": self._speller.chat(delta), "refusal": None})
+        arrays = self._arrays.get(delta.index)
+        if arrays is None:
+            arrays = CompletionLogprobs(self._speller, self._request.sampling.logprobs or 0)
+            self._arrays[delta.index] = arrays
+        return json_bytes(arrays.arrays(delta))
+
+    def _event(self, position: int, choices: list[bytes]) -> bytes:
+        if position <= self._cursor:
+            return b""
+        tail = self._tail
+        if self._request.continuous_usage:
+            usage = Usage(self._request.prompt_tokens, self._tokens)
+            tail = b'],"usage":%b}\n\n' % json_bytes(usage_object(usage))
+        return b"%b%d%b%b%b" % (self._id, position, self._head, b",".join(choices), tail)
+
+    def _ending(self, record: Record, end: End) -> bytes:
+        """Usage and [DONE] after a clean end, else one error event and no [DONE]."""
+        error = terminal_error(record)
+        if error is not None:
+            return error_event(error.body(), self._request.rid)
+        if not self._request.include_usage or record.seq + 1 <= self._cursor:
+            return DONE
+        usage = json_bytes(usage_object(end.usage))
+        return b'%b%d%b],"usage":%b}\n\n%b' % (self._id, record.seq + 1, self._head, usage, DONE)
