@@ -43,7 +43,9 @@ class Scheduler:
         self._running: list[Request] = []
         self._step = 0
         self.num_preemptions = 0
-        """Since start; work done twice is `Request.num_preemptions` times a prefill."""
+        """Since start."""
+        self.num_cached_tokens = 0
+        """Since start: tokens that admissions found in the cache instead of computing them."""
 
     @property
     def num_waiting(self) -> int:
@@ -180,6 +182,7 @@ class Scheduler:
             insort(self._running, request, key=precedence)
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = found
+            self.num_cached_tokens += found
             if request.num_preemptions == 0:
                 request.num_cached_tokens = min(found, len(request.prompt_token_ids))
             self._plan_chunk(batch, request)
