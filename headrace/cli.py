@@ -1,0 +1,170 @@
+"""The command line: maps flags to the programs' environment variables, and starts them.
+
+In: argv and environment. Out: a running program, a chat, a table. Flags are declared in flags.py; the programs
+themselves are `python -m api_service` and `python -m engine_worker`, which this package never imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+from collections.abc import Awaitable, Callable
+from typing import Annotated, NoReturn
+
+import typer
+from redis.asyncio import Redis
+
+from headrace import __version__, chat, serve, status
+from headrace.children import program
+from headrace.embedded import find_running
+from headrace.flags import API, COMMON, WORKER, takes
+from shared.connections import REDIS_DOWN, command_client
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="headrace",
+    help="LLM inference as a queueing microservice: stateless API pods, engine workers, Redis between them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+dead_app = typer.Typer(no_args_is_help=True, help="Requests that were put aside because they ended their workers.")
+app.add_typer(dead_app, name="dead")
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        envvar="HEADRACE_MODEL",
+        show_default="SmolLM2-135M-Instruct",
+        help="Hugging Face directory, hub id, or .gguf file.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Rid = Annotated[str, typer.Argument(help="Request id, as `headrace dead list` shows it.")]
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    typer.echo(f"headrace: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _run_program(module: str, extra: str, needs: str, settings: dict[str, str]) -> NoReturn:
+    """Becomes the program: same process id, so that signals and exit codes are its own."""
+    if "HEADRACE_REDIS_URL" not in settings:
+        _fail(f"which Redis? Set --redis-url or REDIS_URL ({module} does not start one; `headrace serve` does).", 2)
+    if importlib.util.find_spec(needs) is None:
+        _fail(f"{needs} is not installed. Install it with: pip install 'headrace[{extra}]'")
+    command = program(module)
+    os.execve(command[0], command, {**os.environ, **settings})
+
+
+def _look_into(settings: dict[str, str], action: Callable[[Redis], Awaitable[int]]) -> int:
+    """Runs `action` on the Redis that was named, else on the one that `headrace serve` started here."""
+    url = settings.get("HEADRACE_REDIS_URL") or find_running()
+    if url is None:
+        _fail(
+            "which Redis? Set --redis-url or REDIS_URL; no single `headrace serve` with an embedded one runs here.", 2
+        )
+
+    async def connected() -> int:
+        redis = command_client(url)
+        try:
+            return await action(redis)
+        finally:
+            await redis.aclose()
+
+    try:
+        return asyncio.run(connected())
+    except REDIS_DOWN as error:
+        _fail(f"Redis at {serve.without_password(url)} cannot be reached: {error}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("serve")
+@takes(*COMMON, *API, *WORKER)
+def serve_command(
+    settings: dict[str, str],
+    model: Model = "",
+    workers: Annotated[
+        int, typer.Option(min=1, envvar="HEADRACE_WORKERS", help="Worker processes.", rich_help_panel="Process")
+    ] = 1,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HEADRACE_DATA_DIR",
+            help="Where the embedded Redis keeps queue and streams over a restart.",
+            show_default="a temporary directory, removed at the end",
+            rich_help_panel="Redis and queue",
+        ),
+    ] = None,
+) -> None:
+    """Serve a model: Redis (embedded unless you name one), workers and the API, until Ctrl-C."""
+    for needs, extra in (("torch", "worker"), ("fastapi", "api")):
+        if importlib.util.find_spec(needs) is None:
+            _fail(f"{needs} is not installed. Install it with: pip install 'headrace[{extra}]'")
+    raise typer.Exit(serve.run(serve.Plan({**settings, "HEADRACE_MODEL": model}, workers, data_dir)))
+
+
+@app.command("api")
+@takes(*COMMON, *API)
+def api_command(settings: dict[str, str]) -> None:
+    """Run one API pod against a Redis."""
+    _run_program("api_service", "api", "fastapi", settings)
+
+
+@app.command("worker")
+@takes(*COMMON, *WORKER)
+def worker_command(settings: dict[str, str], model: Model = "") -> None:
+    """Run one engine worker against a Redis."""
+    _run_program("engine_worker", "worker", "torch", {**settings, "HEADRACE_MODEL": model})
+
+
+@app.command("chat")
+def chat_command(
+    base_url: Annotated[
+        str, typer.Option(envvar=["HEADRACE_BASE_URL", "OPENAI_BASE_URL"], help="Any OpenAI-compatible server.")
+    ] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str, typer.Option(show_default="the server's first", help="Model to talk to.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar=["HEADRACE_API_KEY", "OPENAI_API_KEY"], show_default="none", help="Key to send.")
+    ] = "",
+    system: Annotated[str, typer.Option(show_default="none", help="System message.")] = "",
+) -> None:
+    """Chat in the terminal. With input from a pipe: one question in, one answer out."""
+    raise typer.Exit(chat.run(base_url.rstrip("/"), model, api_key.split(",")[0].strip(), system))
+
+
+@app.command("status")
+@takes(*COMMON[:2])
+def status_command(
+    settings: dict[str, str],
+    json: AsJson = False,
+    worker_on: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Only say (exit code) whether a ready worker runs on HOST.")
+    ] = None,
+) -> None:
+    """Show workers, models, queues and cache use."""
+    shards = int(settings.get("HEADRACE_SHARDS", "1"))
+    raise typer.Exit(_look_into(settings, lambda redis: status.run(redis, shards, json, worker_on)))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

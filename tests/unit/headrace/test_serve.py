@@ -1,0 +1,64 @@
+"""What `headrace serve` decides before it starts anything."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from headrace.ready import base_url, ready_text
+from headrace.serve import Refused, claim_port, engine_threads, without_password
+
+
+def test_a_taken_port_is_refused_by_number_and_flag() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(Refused, match=rf"port {port} on 127\.0\.0\.1 is already in use.*--port"):
+            claim_port("127.0.0.1", port)
+
+
+def test_port_0_is_a_free_port() -> None:
+    port = claim_port("127.0.0.1", 0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+
+
+def test_an_address_that_is_not_ours_is_refused_by_flag() -> None:
+    with pytest.raises(Refused, match="--host"):
+        claim_port("192.0.2.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads"), [(1, 1, 0), (2, 1, 0), (4, 1, 3), (16, 1, 15), (2, 2, 1), (16, 2, 7), (1, 4, 1)]
+)
+def test_cores_are_shared_between_engines_and_one_is_left_for_the_rest(cores: int, workers: int, threads: int) -> None:
+    assert engine_threads(cores, workers) == threads
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
+        ("rediss://me:secret@host/1", "rediss://me:***@host/1"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("unix:///tmp/x/redis.sock", "unix:///tmp/x/redis.sock"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:80"), ("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80")],
+)
+def test_the_url_that_is_shown_can_be_called(host: str, url: str) -> None:
+    assert base_url(host, 80) == url
+
+
+def test_the_curl_line_carries_the_key_and_survives_the_shell() -> None:
+    text = ready_text("http://h:1", "it's", {"HEADRACE_API_KEY": "k1,k2"}, "redis://h")
+    assert "'Authorization: Bearer k1'" in text
+    assert """it'"'"'s""" in text
