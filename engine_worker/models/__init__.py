@@ -1,4 +1,4 @@
-"""Models by architecture name, and the loader that fills them. `load` is the way in."""
+"""Models by architecture name, and the loader that fills them. `engine_worker.models.loading.load` is the way in."""
 
 from engine_worker.errors import LoadError
 from engine_worker.layers.rope import RopeConfig

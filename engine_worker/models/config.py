@@ -7,14 +7,16 @@ ignoring it.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from engine_worker.errors import LoadError
 from engine_worker.layers.rope import RopeConfig
 
-__all__ = ["DTYPES", "ModelConfig"]
+__all__ = ["DTYPES", "ModelConfig", "resolve_dtype", "resolve_length"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -57,3 +59,34 @@ class ModelConfig:
     def kv_bytes_per_token(self) -> int:
         """Cache bytes one token takes in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.torch_dtype.itemsize
+
+
+def resolve_dtype(requested: str, declared: str | None, device: torch.device) -> str:
+    """The dtype to serve with. `requested` is "auto" or a name of DTYPES, `declared` what the checkpoint was saved in.
+
+    "auto" takes the checkpoint's own, and bfloat16 where it has none (quantised files). A CPU gets bfloat16 only when
+    it has instructions for it, else float32; float16 is slow on CPUs and becomes the same as bfloat16 there.
+    """
+    if requested in DTYPES:
+        return requested
+    if requested != "auto":
+        raise LoadError(f"The dtype {requested!r} is unknown. Allowed: auto, {', '.join(DTYPES)}.")
+    dtype = declared if declared is not None and declared in DTYPES else "bfloat16"
+    if device.type == "cpu" and dtype != "float32":
+        return "bfloat16" if _cpu_has_bfloat16() else "float32"
+    return dtype
+
+
+def _cpu_has_bfloat16() -> bool:
+    if platform.machine().lower() in {"aarch64", "arm64"}:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def resolve_length(trained: int, requested: int | None) -> int:
+    """The window to serve: the trained one, or the requested one if it is not longer. Raises LoadError."""
+    if requested is None:
+        return trained
+    if not 1 <= requested <= trained:
+        raise LoadError(f"max_model_len is {requested}; this model allows 1 to {trained}.")
+    return requested
