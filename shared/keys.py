@@ -6,15 +6,19 @@ knows the id finds the keys, and on a cluster they live on one node. Every key h
 
 from __future__ import annotations
 
+import re
 import secrets
 
 __all__ = [
     "BLOB_TTL_MS",
     "CLASSES",
+    "DEAD_MAX",
+    "DEAD_TTL_MS",
     "GROUP",
     "LEDGER_TTL_MS",
     "LOAD_TTL_MS",
     "MODEL_TTL_MS",
+    "NOBODY",
     "OPEN_TTL_MS",
     "RETENTION_MS",
     "WORKER_TTL_MS",
@@ -23,19 +27,29 @@ __all__ = [
     "control_channel",
     "dead_key",
     "idempotency_key",
+    "is_rid",
     "ledger_key",
+    "ledger_prefix",
     "load_key",
+    "load_of_queue",
     "log_key",
     "model_key",
+    "models_key",
     "new_rid",
     "queue_key",
+    "queues_before",
     "request_key",
+    "request_prefix",
     "shard_of",
     "worker_key",
+    "workers_key",
 ]
 
 GROUP = "workers"
 """The one consumer group of every queue stream, always created at id 0."""
+
+NOBODY = "nobody"
+"""Consumer that holds handed-back entries until a worker takes them; no process reads under this name."""
 
 CLASSES = ("interactive", "batch")
 
@@ -48,6 +62,12 @@ WORKER_TTL_MS = 10_000
 MODEL_TTL_MS = 15_000
 BLOB_TTL_MS = 3_600_000
 LEDGER_TTL_MS = 40 * 86_400_000
+DEAD_TTL_MS = 14 * 86_400_000
+DEAD_MAX = 1_000
+"""Dead letters kept per shard; the oldest go first."""
+
+
+_RID = re.compile(r"[0-9]{2}[0-9a-f]{24}")
 
 
 def new_rid(shard: int) -> str:
@@ -57,10 +77,18 @@ def new_rid(shard: int) -> str:
 
 def shard_of(rid: str) -> int:
     """The queue shard a request id names. Raises ValueError when `rid` is not one of ours."""
-    if len(rid) != 26 or not rid[:2].isdigit():
+    if _RID.fullmatch(rid) is None:
         raise ValueError(f"not a request id: {rid[:64]!r}")
-    int(rid[2:], 16)
     return int(rid[:2])
+
+
+def is_rid(text: str) -> bool:
+    """Whether `text` is a well-formed request id."""
+    try:
+        shard_of(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _tag(shard: int) -> str:
@@ -77,9 +105,26 @@ def load_key(shard: int, model: str, klass: str) -> str:
     return f"{_tag(shard)}:load:{model}:{klass}"
 
 
+def load_of_queue(queue: str) -> str:
+    """The `load_key` that belongs to a `queue_key`."""
+    head, tail = queue.split(":queue:", 1)
+    return f"{head}:load:{tail}"
+
+
+def queues_before(queue: str) -> list[str]:
+    """Queues of the same model that workers serve before this one."""
+    base, klass = queue.rsplit(":", 1)
+    return [f"{base}:{earlier}" for earlier in CLASSES[: CLASSES.index(klass)]]
+
+
 def request_key(rid: str) -> str:
-    """hash: body, state, epoch, next, entry, queue, cancel, deadline, tenant, tries."""
-    return f"{_tag(shard_of(rid))}:req:{rid}"
+    """hash: the request and who runs it; every field is explained in docs/redis_protocol.md."""
+    return f"{request_prefix(shard_of(rid))}{rid}"
+
+
+def request_prefix(shard: int) -> str:
+    """What `request_key` of every request of a shard begins with, for scripts that learn the rid inside."""
+    return f"{_tag(shard)}:req:"
 
 
 def log_key(rid: str) -> str:
@@ -109,7 +154,22 @@ def idempotency_key(shard: int, digest: str) -> str:
 
 def ledger_key(shard: int, tenant: str, day: str) -> str:
     """hash: tokens in and out of one tenant on one UTC day (YYYYMMDD)."""
-    return f"{_tag(shard)}:ledger:{day}:{tenant}"
+    return f"{ledger_prefix(shard)}{day}:{tenant}"
+
+
+def ledger_prefix(shard: int) -> str:
+    """What `ledger_key` begins with: scripts add "<day>:<tenant>", because only Redis knows the day."""
+    return f"{_tag(shard)}:ledger:"
+
+
+def models_key() -> str:
+    """set: names of models that have a card, or had one lately."""
+    return "hr:models"
+
+
+def workers_key() -> str:
+    """set: ids of workers that have a heartbeat, or had one lately."""
+    return "hr:workers"
 
 
 def model_key(name: str) -> str:

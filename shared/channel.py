@@ -1,0 +1,238 @@
+"""One subscribed connection per process, shared by every stream that listens.
+
+In: channel names. Out: feeds of messages in order, with a `Resync` wherever some may be missing: after every
+subscription that was made anew, and when a feed overflowed. The feed's reader then reads the log; this file never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared.connections import REDIS_DOWN, subscriber_client
+from shared.errors import RedisUnavailable
+
+__all__ = ["Feed", "Resync", "Subscriber"]
+
+_FEED_LIMIT = 1024
+_CONNECTION_LOST: tuple[type[Exception], ...] = (*REDIS_DOWN, ResponseError)
+_CONNECT_S = 5.0
+_PING_S = 5.0
+_CLOSE_S = 1.0
+_MAX_BACKOFF_S = 1.0
+
+
+class Resync:
+    """Messages may be missing here: read the log."""
+
+    def __repr__(self) -> str:
+        return "RESYNC"
+
+
+RESYNC: Final = Resync()
+
+
+class Feed:
+    """What one listener of a channel has not read yet; bounded, so a slow reader costs its gap and not our memory."""
+
+    def __init__(self, limit: int = _FEED_LIMIT) -> None:
+        self._items: deque[bytes | Resync] = deque()
+        self._limit = limit
+        self._ready = asyncio.Event()
+
+    async def get(self, timeout: float | None = None) -> bytes | Resync | None:
+        """The next message, a Resync, or None after `timeout` seconds of silence. One reader at a time."""
+        if not self._items:
+            self._ready.clear()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._ready.wait()
+            except TimeoutError:
+                return None
+        return self._items.popleft()
+
+    def put(self, item: bytes | Resync) -> None:
+        """Never blocks: an overflow drops everything for one Resync, the log has it all."""
+        if len(self._items) >= self._limit:
+            self._items.clear()
+            item = RESYNC
+        self._items.append(item)
+        self._ready.set()
+
+
+class _Channel:
+    """The listeners of one channel."""
+
+    def __init__(self) -> None:
+        self.feeds: set[Feed] = set()
+        self.confirmed = asyncio.Event()
+        self.confirmed_before = False
+
+
+class Subscriber:
+    """Multiplexes any number of feeds over one connection; reconnects for ever, with back-off, until closed.
+
+    Use it in one event loop, as `async with Subscriber(url) as subscriber` or with close() at the end.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client: Redis = subscriber_client(url)
+        self._connection: Any = None
+        self._channels: dict[str, _Channel] = {}
+        self._awaited: dict[str, int] = {}
+        self._outgoing: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Subscriber:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection stands now; for readiness, not for decisions."""
+        return self._connection is not None
+
+    @asynccontextmanager
+    async def listen(self, channel: str, timeout: float | None = None) -> AsyncIterator[Feed]:
+        """A feed of everything published from now on: entered only after Redis confirmed the subscription.
+
+        Raises RedisUnavailable when that takes longer than `timeout` seconds (None: waits as long as Redis is away).
+        """
+        if self._closed:
+            raise RuntimeError("this subscriber is closed")
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="subscriber")
+        feed = Feed()
+        if channel not in self._channels:
+            self._channels[channel] = _Channel()
+            self._post("SUBSCRIBE", channel)
+        entry = self._channels[channel]
+        entry.feeds.add(feed)
+        try:
+            try:
+                async with asyncio.timeout(timeout):
+                    await entry.confirmed.wait()
+            except TimeoutError as error:
+                raise RedisUnavailable("Redis did not answer in time. Try again.", retry_after=1.0) from error
+            yield feed
+        finally:
+            entry.feeds.discard(feed)
+            if not entry.feeds:
+                del self._channels[channel]
+                self._post("UNSUBSCRIBE", channel)
+
+    async def close(self) -> None:
+        """Ends everything within about two seconds, whatever state the connection is in."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=_CLOSE_S)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._client.aclose()
+        except REDIS_DOWN:
+            return  # nothing is lost with it: the process forgets the connection
+
+    def _post(self, command: str, channel: str) -> None:
+        """Queues a command for the current connection; a new connection subscribes to all that is wanted anyway.
+
+        Never awaits, so a listener that is cancelled cannot leave the bookkeeping half done.
+        """
+        if command == "SUBSCRIBE":
+            self._awaited[channel] = self._awaited.get(channel, 0) + 1
+        self._outgoing.put_nowait((command, channel))
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._connect()
+                failures = 0
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._write())
+                    tasks.create_task(self._read())
+            except* _CONNECTION_LOST:
+                failures += 1
+            finally:
+                await self._disconnect()
+            await asyncio.sleep(random.uniform(0, min(_MAX_BACKOFF_S, 0.02 * 2**failures)))
+
+    async def _connect(self) -> None:
+        pool: Any = self._client.connection_pool
+        connection = pool.make_connection()
+        async with asyncio.timeout(_CONNECT_S):  # a listening port behind which nobody answers
+            await connection.connect()
+        self._connection = connection
+        self._outgoing = asyncio.Queue()
+        self._awaited.clear()
+        for channel in self._channels:
+            self._post("SUBSCRIBE", channel)
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        for entry in self._channels.values():
+            entry.confirmed.clear()
+        if connection is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await connection.disconnect(nowait=True)
+        except REDIS_DOWN:
+            return  # a half-dead socket may not even close
+
+    async def _write(self) -> None:
+        connection, outgoing = self._connection, self._outgoing
+        while True:
+            command, argument = await outgoing.get()
+            await connection.send_command(command, argument)
+
+    async def _read(self) -> None:
+        """Dispatches until the connection fails. A silent one is pinged, so a cut cable shows within two ping times."""
+        connection = self._connection
+        pinged = False
+        while True:
+            try:
+                async with asyncio.timeout(_PING_S):
+                    message = await connection.read_response(disconnect_on_error=False)
+            except TimeoutError:
+                if pinged:
+                    raise
+                self._post("PING", "")
+                pinged = True
+                continue
+            pinged = False
+            if not isinstance(message, list):  # PONG of a connection without subscriptions
+                continue
+            if message[0] == b"message":
+                self._deliver(message[1].decode(), message[2])
+            elif message[0] == b"subscribe":
+                self._confirm(message[1].decode())
+
+    def _deliver(self, channel: str, item: bytes | Resync) -> None:
+        entry = self._channels.get(channel)
+        for feed in entry.feeds if entry else ():
+            feed.put(item)
+
+    def _confirm(self, channel: str) -> None:
+        """Only the last of several SUBSCRIBEs counts: an UNSUBSCRIBE was sent between them."""
+        self._awaited[channel] -= 1
+        if self._awaited[channel]:
+            return
+        del self._awaited[channel]
+        entry = self._channels.get(channel)
+        if entry is None:
+            return
+        if entry.confirmed_before:
+            self._deliver(channel, RESYNC)
+        entry.confirmed_before = True
+        entry.confirmed.set()

@@ -1,0 +1,80 @@
+"""The nouns of the worker's side of the queue: what is read, held, appended and answered. Frozen; no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from shared.messages import GenerateRequest
+
+__all__ = ["Acquired", "Claim", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
+
+
+class ReplyKind(IntEnum):
+    """What a script did with one record or claim; the numbers are the scripts' own."""
+
+    OK = 0
+    DUP = 1
+    """Logged before (a reply was lost): done."""
+    GAP = 2
+    """Redis went back in time: send again from `next`."""
+    FENCED = 3
+    """Another owner has it: drop it."""
+    CLOSED = 4
+    """It has its terminal record: drop it."""
+    GONE = 5
+    """No metadata: expired, or lost by Redis. Drop it; the pod restores what it still relays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A queue entry delivered to this consumer, not yet acquired."""
+
+    entry_id: bytes
+    rid: str
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write one request's log, valid until a higher epoch exists."""
+
+    rid: str
+    entry_id: bytes
+    queue: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    claim: Claim
+    request: GenerateRequest
+    records: list[bytes]
+    """What earlier owners logged, seq 0 to next_seq - 1."""
+    next_seq: int
+    tries: int
+    """Owners in a row, this one included, without a committed record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One record to append. Token counts matter on the terminal record only: they go to the ledger."""
+
+    claim: Claim
+    seq: int
+    payload: bytes
+    end: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReply:
+    kind: ReplyKind
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewReply:
+    kind: ReplyKind
+    cancelled: bool

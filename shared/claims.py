@@ -1,0 +1,293 @@
+"""The worker's side of the queue: read, acquire, commit, renew, hand back, reclaim, bury.
+
+In: queue entries. Out: acquired requests with their log. Owns no truth, only what this process believes it holds; Redis
+checks the epoch of every write. Nobody else in a worker touches the pending list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared import keys, scripts
+from shared.claim import Acquired, Claim, Commit, CommitReply, Entry, RenewReply, ReplyKind
+from shared.held import HeldRequests
+from shared.messages import decode_request
+from shared.queue import log_page
+
+__all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
+
+_LOG_PAGE = 1000
+_OWN_LIMIT = 1000
+_GONE_CONSUMER_MS = 600_000
+
+
+class ClaimQueue:
+    """One worker process's view of one model's queues in one shard. Use it from one event loop.
+
+    `consumer` is unique among living processes; a restarted process may use its predecessor's. `blocking_redis` is for
+    blocking reads only.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        blocking_redis: Redis,
+        *,
+        consumer: str,
+        model: str,
+        shard: int = 0,
+        lease_ms: int = 10_000,
+        retention_ms: int = keys.RETENTION_MS,
+        max_tries: int = 2,
+    ) -> None:
+        self._redis = redis
+        self._blocking = blocking_redis
+        self._consumer = consumer
+        self._instance = secrets.token_hex(8)
+        self._shard = shard
+        self._lease_ms = lease_ms
+        self._retention_ms = retention_ms
+        self._max_tries = max_tries
+        self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
+        self._loads = [keys.load_key(shard, model, klass) for klass in keys.CLASSES]
+        self._held = HeldRequests()
+        self._unsure = True  # a predecessor of the same name may have left entries behind
+        self._failures = 0
+
+    async def ensure_group(self) -> None:
+        """Makes streams and groups where they are missing, always from the first entry on."""
+        for queue in self._queues:
+            try:
+                await self._redis.xgroup_create(queue, keys.GROUP, id="0", mkstream=True)
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+
+    async def read(self, count: int, block_ms: int = 2000) -> list[Entry]:
+        """Up to `count` entries (free slots), interactive before batch; [] after `block_ms`, or while a suspect runs.
+
+        A read that failed or was cancelled may have delivered entries that nobody saw: the next call looks there first.
+        A lost group is made again. Raises REDIS_DOWN errors; just call again.
+        """
+        if count < 1 or not await self._held.wait_open(block_ms / 1000):
+            return []
+        if self._unsure:
+            entries = await self.own_pending(count)
+            if entries:
+                return entries
+        self._unsure = True
+        try:
+            entries = await self._read_new(self._redis, self._queues[:1], count, None)
+            if len(entries) < count:
+                entries += await self._read_new(self._redis, self._queues[1:], count - len(entries), None)
+            entries = entries or await self._read_new(self._blocking, self._queues, count, block_ms)
+        except ResponseError as error:
+            if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                raise
+            await self._heal()
+            return []
+        self._failures = 0
+        self._unsure = False
+        await self.release(entries[count:])  # both streams got entries at the very same moment
+        return entries[:count]
+
+    async def own_pending(self, count: int = _OWN_LIMIT) -> list[Entry]:
+        """Entries pending under this name that this process does not hold: after a restart, an error, a lost reply."""
+        entries, left = await self._take(count, 0, self._consumer)
+        self._unsure = left or len(entries) >= count
+        return entries
+
+    async def reclaim(self, count: int) -> list[Entry]:
+        """Up to `count` entries whose owner was silent for a lease, or that were handed back.
+
+        Requests that made progress come first. A suspect comes alone, only when nothing unproved is held here; until
+        its first record this object takes nothing else in.
+        """
+        entries, _ = await self._take(count, self._lease_ms, "")
+        return entries
+
+    async def release(self, entries: Sequence[Entry]) -> None:
+        """Puts entries back that were read but will not be acquired."""
+        for queue in self._queues:
+            mine = [entry for entry in entries if entry.queue == queue]
+            if mine:
+                names = [queue, *(keys.request_key(entry.rid) for entry in mine)]
+                ids = [entry.entry_id for entry in mine]
+                await scripts.RELEASE(self._redis, names, [self._consumer, keys.control_channel(self._shard), *ids])
+
+    async def acquire(self, entries: Sequence[Entry]) -> list[Acquired]:
+        """Makes this process the owner of each entry that is still to be run, with the log to continue from.
+
+        Cancelled, late and poisonous ones get their terminal record here; those and ended ones are left out. On an
+        error nothing counts as acquired: read() brings all of them again.
+        """
+        acquired: list[Acquired] = []
+        try:
+            for entry in entries:
+                one = None if entry.rid in self._held else await self._acquire(entry)
+                acquired += [one] if one else []
+        except BaseException:  # also a cancellation: the caller never sees what was acquired
+            self._unsure = True
+            for one in acquired:
+                self._held.drop(one.claim.rid)
+            raise
+        return acquired
+
+    async def commit(self, items: Sequence[Commit]) -> list[CommitReply]:
+        """Appends and publishes records in one call, each checked against its owner, in the order given."""
+        if not items:
+            return []
+        names = [name for pair in zip(self._queues, self._loads, strict=True) for name in pair]
+        args: list[scripts.Arg] = [self._retention_ms, keys.ledger_prefix(self._shard)]
+        for item in items:
+            rid = item.claim.rid
+            names += [keys.request_key(rid), keys.log_key(rid)]
+            klass = self._queues.index(item.claim.queue) + 1 if item.end else 0
+            args += [keys.channel_name(rid), self._owner(item.claim), item.seq, item.payload, klass]
+            args += [item.prompt_tokens, item.completion_tokens]
+        flat = await scripts.COMMIT(self._redis, names, args)
+        replies = [CommitReply(ReplyKind(kind), seq) for kind, seq in zip(flat[::2], flat[1::2], strict=True)]
+        for item, reply in zip(items, replies, strict=True):
+            done = item.end and reply.kind in (ReplyKind.OK, ReplyKind.DUP)
+            if done or reply.kind in (ReplyKind.FENCED, ReplyKind.CLOSED, ReplyKind.GONE):
+                self._held.drop(item.claim.rid)
+            elif reply.kind is not ReplyKind.GAP:
+                self._held.prove(item.claim.rid)
+        return replies
+
+    async def renew(self, claims: Sequence[Claim]) -> list[RenewReply]:
+        """Keeps the leases of these claims for another `lease_ms`. Call it thrice as often, while the engine moves."""
+        if not claims:
+            return []
+        names = list(self._queues)
+        args: list[scripts.Arg] = [self._consumer, self._lease_ms]
+        for claim in claims:
+            names += [keys.request_key(claim.rid), keys.log_key(claim.rid)]
+            args += [claim.rid, self._owner(claim), self._queues.index(claim.queue) + 1]
+        flat = await scripts.RENEW(self._redis, names, args)
+        replies = [RenewReply(ReplyKind(kind), bool(flag)) for kind, flag in zip(flat[::2], flat[1::2], strict=True)]
+        for claim, reply in zip(claims, replies, strict=True):
+            if reply.kind is not ReplyKind.OK:
+                self._held.drop(claim.rid)
+        return replies
+
+    async def hand_back(self, claims: Sequence[Claim]) -> None:
+        """Gives requests back for another worker to continue at once; the try is not charged. Commit first."""
+        if not claims:
+            return
+        names = [name for pair in zip(self._queues, self._loads, strict=True) for name in pair]
+        names += [keys.request_key(claim.rid) for claim in claims]
+        args: list[scripts.Arg] = [keys.control_channel(self._shard)]
+        for claim in claims:
+            args += [self._owner(claim), self._queues.index(claim.queue) + 1]
+        await scripts.HAND_BACK(self._redis, names, args)
+        for claim in claims:
+            self._held.drop(claim.rid)
+
+    async def bury(self, claim: Claim, code: str, message: str) -> ReplyKind:
+        """Ends a request with error `code` (of shared/errors.py) and a dead letter. CLOSED also answers a replay."""
+        load = keys.load_of_queue(claim.queue)
+        names = [keys.request_key(claim.rid), keys.log_key(claim.rid), claim.queue, load, keys.dead_key(self._shard)]
+        args: list[scripts.Arg] = [claim.rid, self._owner(claim), code, message, self._retention_ms]
+        args += [keys.channel_name(claim.rid), keys.ledger_prefix(self._shard)]
+        kind = ReplyKind(await scripts.BURY(self._redis, names, args))
+        self._held.drop(claim.rid)
+        return kind
+
+    async def remove_dead_consumers(self, idle_ms: int = _GONE_CONSUMER_MS) -> int:
+        """Removes consumers that have nothing pending and were silent for `idle_ms`; how many."""
+        return sum([await scripts.REMOVE_CONSUMER(self._redis, [queue], [idle_ms]) for queue in self._queues])
+
+    def _owner(self, claim: Claim) -> str:
+        """The fence: an epoch may come back after Redis lost writes, with this process's mark it cannot be mistaken."""
+        return f"{claim.epoch}.{self._instance}"
+
+    async def _read_new(self, redis: Redis, queues: list[str], count: int, block_ms: int | None) -> list[Entry]:
+        streams: Any = dict.fromkeys(queues, ">")
+        reply: Any = await redis.xreadgroup(keys.GROUP, self._consumer, streams, count=count, block=block_ms)
+        entries = []
+        for queue, rows in reply or []:
+            for entry_id, fields in rows:
+                rid = (fields or {}).get(b"rid", b"").decode(errors="replace")
+                if keys.is_rid(rid):
+                    entries.append(Entry(entry_id, rid, queue.decode()))
+                else:  # nobody's: added by hand
+                    await self._redis.xack(queue, keys.GROUP, entry_id)
+                    await self._redis.xdel(queue, entry_id)
+        return entries
+
+    async def _heal(self) -> None:
+        """Group lost (FLUSHALL, DEL, failover): jittered back-off, because every worker is here now, then a new one."""
+        self._failures += 1
+        await asyncio.sleep(random.uniform(0.02, min(1.0, 0.05 * 2**self._failures)))
+        await self.ensure_group()
+
+    async def _take(self, count: int, idle_ms: int, whose: str) -> tuple[list[Entry], bool]:
+        """Entries taken over, and whether suspects were left where they are."""
+        if self._held.quarantined or count < 1:
+            return [], True
+        taken: list[Entry] = []
+        suspected: list[str] = []
+        for queue in self._queues:
+            entries, suspects = await self._reclaim(queue, count - len(taken), idle_ms, whose, suspect=False)
+            taken += entries
+            suspected += [queue] if suspects else []
+        if taken or not suspected:
+            if not suspected:
+                self._held.release_hold()
+            return taken, bool(suspected)
+        if self._held.unproved:
+            self._held.hold(self._lease_ms / 1000)
+            return [], True
+        entries, _ = await self._reclaim(suspected[0], 1, idle_ms, whose, suspect=True)
+        return entries, True
+
+    async def _reclaim(
+        self, queue: str, count: int, idle_ms: int, whose: str, *, suspect: bool
+    ) -> tuple[list[Entry], int]:
+        args: list[scripts.Arg] = [self._consumer, self._instance, idle_ms, count, whose, int(suspect), self._max_tries]
+        reply = await scripts.RECLAIM(self._redis, [queue], [*args, keys.request_prefix(self._shard)])
+        pairs = zip(reply[1::2], reply[2::2], strict=True)
+        entries = [Entry(entry_id, rid.decode(), queue) for entry_id, rid in pairs]
+        return [entry for entry in entries if entry.rid not in self._held], reply[0]
+
+    async def _acquire(self, entry: Entry) -> Acquired | None:
+        rid, load = entry.rid, keys.load_of_queue(entry.queue)
+        names = [keys.request_key(rid), keys.log_key(rid), entry.queue, load, keys.dead_key(self._shard)]
+        args: list[scripts.Arg] = [rid, entry.entry_id, self._consumer, self._instance, secrets.token_hex(8)]
+        args += [self._lease_ms, self._max_tries, self._retention_ms]
+        args += [keys.channel_name(rid), keys.ledger_prefix(self._shard)]
+        kind, *values = await scripts.ACQUIRE(self._redis, names, args)
+        if kind != b"RUN":
+            return None
+        epoch, next_seq, tries, body = values
+        claim = Claim(rid, entry.entry_id, entry.queue, epoch)
+        records = await self._read_log(rid, next_seq)
+        try:
+            request = decode_request(body)
+        except msgspec.DecodeError:
+            await self.bury(claim, "engine_failure", "The queued request could not be read by this worker.")
+            return None
+        if len(records) != next_seq:
+            await self.bury(claim, "engine_failure", "Redis lost a part of the answer; it could not be continued.")
+            return None
+        self._held.add(rid, tries)
+        return Acquired(claim, request, records, next_seq, tries)
+
+    async def _read_log(self, rid: str, next_seq: int) -> list[bytes]:
+        """The whole log in pages: nobody else can write it now, and one huge reply would stall everybody."""
+        records: list[bytes] = []
+        while len(records) < next_seq:
+            rows = await self._redis.xrange(keys.log_key(rid), min=f"{len(records) + 1}-0", max="+", count=_LOG_PAGE)
+            if not rows:
+                break
+            records += log_page(rows)
+        return records

@@ -1,0 +1,105 @@
+"""The three kinds of Redis client, and what "Redis is not there now" means.
+
+In: a URL. Out: asyncio clients that speak bytes (RESP2). Each kind exists because one client cannot serve all: commands
+want a time limit and retries, blocking reads neither, a subscription must never be repaired behind its owner's back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis import exceptions as rx
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+
+__all__ = [
+    "REDIS_DOWN",
+    "ServerInfo",
+    "UnfitServer",
+    "blocking_client",
+    "check_server",
+    "command_client",
+    "subscriber_client",
+]
+
+REDIS_DOWN: tuple[type[Exception], ...] = (
+    rx.ConnectionError,  # also BusyLoading, MaxConnections, authentication
+    rx.TimeoutError,
+    rx.ReadOnlyError,  # a replica after a failover
+    rx.OutOfMemoryError,  # noeviction and full: wait, do not lose
+    rx.MasterDownError,
+    rx.TryAgainError,
+    rx.ClusterDownError,
+    OSError,
+)
+"""Wait and try again on these; anything else is a fault of ours."""
+
+_CONNECT_TIMEOUT_S = 3.0
+
+
+class UnfitServer(Exception):
+    """The server can be reached but must not be used; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    name: str
+    """"redis" or "valkey"."""
+    version: str
+    run_id: str
+
+
+def command_client(url: str, *, max_connections: int = 64, wait_s: float = 5.0) -> Redis:
+    """For every command that answers at once. An exhausted pool waits up to `wait_s` and then raises ConnectionError.
+
+    Retries 3 times on lost connections, so every command sent through it must bear being executed twice.
+    """
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=wait_s,
+        socket_timeout=5.0,
+        socket_connect_timeout=_CONNECT_TIMEOUT_S,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
+        protocol=2,
+    )
+    return Redis.from_pool(pool)
+
+
+def blocking_client(url: str) -> Redis:
+    """For XREADGROUP BLOCK: no read time limit and no retries, because either would deliver an entry to a connection
+    that nobody reads any more. After any error its user reads its own pending entries first."""
+    return _bare_client(url)
+
+
+def subscriber_client(url: str) -> Redis:
+    """For one pub/sub connection: no read time limit and no retries, so that a loss is seen and the log is read."""
+    return _bare_client(url)
+
+
+def _bare_client(url: str) -> Redis:
+    pool = ConnectionPool.from_url(
+        url,
+        socket_timeout=None,
+        socket_connect_timeout=_CONNECT_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+    )
+    return Redis.from_pool(pool)
+
+
+async def check_server(redis: Redis) -> ServerInfo:
+    """Refuses a server that would lose requests: older than 7.0, or with an eviction policy. Raises UnfitServer."""
+    info = await redis.info()
+    version = str(info["redis_version"])
+    name = str(info.get("server_name", "redis"))
+    if int(version.split(".")[0]) < 7:
+        raise UnfitServer(f"Redis {version} is too old: Headrace needs Redis 7.0 or newer, or Valkey.")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        raise UnfitServer(
+            f"Redis runs with maxmemory-policy {policy}, which throws queued requests away when memory is short. "
+            "Set it to noeviction (CONFIG SET maxmemory-policy noeviction)."
+        )
+    return ServerInfo(name, str(info.get("valkey_version", version)), str(info["run_id"]))

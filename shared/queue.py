@@ -1,0 +1,181 @@
+"""The pod's side of the queue: submit, cancel, look at and restore requests, read their logs.
+
+In: `GenerateRequest`s and request ids. Out: raw records and frozen views. Holds no state; Redis is the truth.
+Every method raises one of `connections.REDIS_DOWN` while Redis cannot be reached.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+
+from shared import keys, scripts
+from shared.errors import QueueFull
+from shared.messages import GenerateRequest, decode_request, encode
+
+__all__ = ["Depth", "Position", "RequestQueue", "RequestState", "Submitted", "log_page"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    rid: str
+    """The request's own id, or that of the earlier request it is attached to."""
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    """Metadata of one request at one instant."""
+
+    state: str
+    """"open" or "done"."""
+    epoch: int
+    """Number of the last acquisition; 0 = never acquired."""
+    next: int
+    """Records in the log = seq of the next one."""
+    cancel: bool
+    deadline_ms: int
+    request: GenerateRequest
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    waiting: int
+    running: int
+    waiting_tokens: int
+    """Prompt tokens of the waiting requests."""
+
+
+class Position(NamedTuple):
+    ahead: int
+    """Waiting requests that are served before this one."""
+    expected_wait_s: float | None
+    """At the measured drain rate; None = nothing measured yet."""
+
+
+def log_page(rows: Any) -> list[bytes]:
+    """The records of an XRANGE reply."""
+    return [fields[b"d"] for _, fields in rows]
+
+
+class RequestQueue:
+    """All a pod does to the queue. One for the whole process; safe for any number of tasks."""
+
+    def __init__(self, redis: Redis, *, retention_ms: int = keys.RETENTION_MS) -> None:
+        self._redis = redis
+        self._retention_ms = retention_ms
+
+    async def submit(
+        self,
+        request: GenerateRequest,
+        *,
+        max_waiting: int,
+        max_waiting_tokens: int,
+        idempotency: str = "",
+        idempotency_ttl_ms: int = 0,
+    ) -> Submitted:
+        """Queues a request once, however often the call is sent. Subscribe to its channel before.
+
+        `max_waiting` requests and `max_waiting_tokens` prompt tokens bound the request's own queue (model, class,
+        shard). `idempotency` is a digest of the client's key and tenant; its requests must all go to one shard, so
+        choose the shard of the rid from the digest. Raises QueueFull with `retry_after` in seconds (1 to 60).
+        """
+        shard = keys.shard_of(request.rid)
+        idem_ttl = (idempotency_ttl_ms or self._retention_ms) if idempotency else 0
+        names = [*self._own_keys(request), keys.idempotency_key(shard, idempotency)]
+        limits: list[scripts.Arg] = [max_waiting, max_waiting_tokens, idem_ttl, keys.request_prefix(shard)]
+        reply = await scripts.SUBMIT(self._redis, names, [*self._head(request), *limits])
+        if reply[0] == -1:
+            _, seconds, waiting, tokens = reply
+            raise QueueFull(
+                f"The queue of model '{request.model}' is full: {waiting} requests with {tokens} prompt tokens wait. "
+                f"Retry in {seconds} s.",
+                retry_after=float(seconds),
+            )
+        return Submitted(reply[1].decode(), reply[0] == 1)
+
+    async def restore(self, request: GenerateRequest, records: Sequence[bytes]) -> bool:
+        """Queues an accepted, unfinished request again when Redis lost its metadata or its entry.
+
+        `records`: every record received so far, from seq 0, without a terminal one. False = nothing was lost, or
+        another caller was first.
+        """
+        args: list[scripts.Arg] = [*self._head(request), *records]
+        return bool(await scripts.RESTORE(self._redis, self._own_keys(request), args))
+
+    async def cancel(self, rid: str) -> bool:
+        """Ends a request that nobody runs at once, else tells its worker. False = unknown or already ended."""
+        queue = await self._queue_of(rid)
+        if queue is None:
+            return False
+        names = [keys.request_key(rid), keys.log_key(rid), queue, keys.load_of_queue(queue)]
+        shard = keys.shard_of(rid)
+        args: list[scripts.Arg] = [rid, self._retention_ms, keys.channel_name(rid), keys.control_channel(shard)]
+        args += [keys.ledger_prefix(shard)]
+        return bool(await scripts.CANCEL(self._redis, names, args))
+
+    async def state(self, rid: str) -> RequestState | None:
+        """None = never known, expired, or lost by Redis. Raises msgspec.ValidationError on a foreign body."""
+        fields = ["state", "epoch", "next", "cancel", "deadline", "body", "tenant"]
+        values: Any = await self._redis.hmget(keys.request_key(rid), fields)
+        state, epoch, next_seq, cancel, deadline, body, tenant = values
+        if state is None:
+            return None
+        return RequestState(
+            state=state.decode(),
+            epoch=int(epoch),
+            next=int(next_seq),
+            cancel=cancel is not None,
+            deadline_ms=int(deadline),
+            request=decode_request(body),
+            tenant=tenant.decode(),
+        )
+
+    async def read_log(self, rid: str, after: int = -1, limit: int = 1000) -> list[bytes]:
+        """Raw records with seq > `after`, in order, at most `limit`."""
+        rows = await self._redis.xrange(keys.log_key(rid), min=f"{after + 2}-0", max="+", count=limit)
+        return log_page(rows)
+
+    async def depth(self, model: str, shard: int = 0) -> Depth:
+        """Waiting and running requests of a model in one shard, all classes together."""
+        names = [key(shard, model, klass) for klass in keys.CLASSES for key in (keys.queue_key, keys.load_key)]
+        return Depth(*await scripts.DEPTH(self._redis, names, []))
+
+    async def position(self, rid: str) -> Position | None:
+        """None = unknown or ended; ahead 0 and 0.0 s = running."""
+        queue = await self._queue_of(rid)
+        if queue is None:
+            return None
+        names = [keys.request_key(rid), queue, keys.load_of_queue(queue), *keys.queues_before(queue)]
+        reply = await scripts.POSITION(self._redis, names, [])
+        if reply[0] < 0:
+            return None
+        return Position(reply[0], reply[1] / 1000 if reply[1] >= 0 else None)
+
+    async def _queue_of(self, rid: str) -> str | None:
+        found: Any = await self._redis.hget(keys.request_key(rid), "queue")
+        return None if found is None else found.decode()
+
+    @staticmethod
+    def _own_keys(request: GenerateRequest) -> list[str]:
+        shard = keys.shard_of(request.rid)
+        place = (shard, request.model, request.klass)
+        return [keys.request_key(request.rid), keys.log_key(request.rid), keys.queue_key(*place), keys.load_key(*place)]
+
+    @staticmethod
+    def _head(request: GenerateRequest) -> list[scripts.Arg]:
+        """What submit and restore write; the nonce tells a resent call from a second one."""
+        return [
+            request.rid,
+            secrets.token_hex(8),
+            encode(request),
+            request.tenant,
+            request.deadline_ms,
+            request.num_choices,
+            request.prompt_tokens,
+        ]

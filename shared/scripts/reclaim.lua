@@ -1,0 +1,67 @@
+-- Takes entries whose owner has gone silent (or, with a consumer given, the caller's own) and sorts out what is left of ended ones.
+-- KEYS  1 queue (stream)
+-- ARGV  1 consumer  2 instance  3 idle ms an entry must have reached  4 count  5 whose entries ('' = anybody's)
+--       6 suspects: 0 leave, 1 take one when nothing else was found  7 max tries  8 request key prefix of the shard
+-- Reply {number of suspects seen, entry id, rid, entry id, rid, …}
+-- Why   A suspect was acquired and then lost without one record: it may be what killed its worker. It is given last and alone,
+--       so that a second death convicts it and nobody else. One with all its tries used up is no danger (acquire buries
+--       it), so it goes with the others. Revoking the lease here, with the claim, is what lets acquire succeed.
+
+local queue, consumer, instance = KEYS[1], ARGV[1], ARGV[2]
+local count, whose, max_tries = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[7])
+local PAGE = 100
+
+local function pending_page(from)
+  local args = {'XPENDING', queue, GROUP, 'IDLE', ARGV[3], from, '+', PAGE}
+  if whose ~= '' then args[9] = whose end
+  local page = redis.pcall(unpack(args))
+  return page.err and {} or page -- NOGROUP: nothing is pending
+end
+
+local function forget(entry)
+  redis.call('XACK', queue, GROUP, entry)
+  redis.call('XDEL', queue, entry)
+end
+
+local function ends_with(text, tail)
+  return string.sub(text, -#tail) == tail
+end
+
+-- rid and kind: 'take', 'suspect' or 'leave'. Entries without payload (trimmed) or of ended requests are removed.
+local function classify(entry)
+  local found = redis.call('XRANGE', queue, entry, entry)[1]
+  if not found then forget(entry) return nil, 'leave' end
+  local rid = found[2][2]
+  local m = redis.call('HMGET', ARGV[8] .. rid, 'state', 'entry', 'owner', 'tries')
+  if m[1] ~= 'open' or m[2] ~= entry then forget(entry) return nil, 'leave' end
+  local tries, mine = tonumber(m[4]), ends_with(m[3], '.' .. instance)
+  if mine then return rid, whose ~= '' and 'take' or 'leave' end -- alive: I renew it, or ask for my own
+  if tries >= 1 and tries < max_tries then return rid, 'suspect' end
+  return rid, 'take'
+end
+
+local reply, suspects, suspect = {0}, 0, nil
+local function take(entry, rid)
+  redis.call('XCLAIM', queue, GROUP, consumer, 0, entry, 'IDLE', 0, 'JUSTID')
+  redis.call('HDEL', ARGV[8] .. rid, 'lease')
+  reply[#reply + 1] = entry
+  reply[#reply + 1] = rid
+end
+
+local from, page = '-', nil
+repeat
+  page = pending_page(from)
+  for _, item in ipairs(page) do
+    if #reply > 2 * count then break end
+    local rid, kind = classify(item[1])
+    if kind == 'take' then take(item[1], rid) end
+    if kind == 'suspect' then
+      suspects = suspects + 1
+      suspect = suspect or {item[1], rid}
+    end
+    from = '(' .. item[1]
+  end
+until #page < PAGE or #reply > 2 * count
+if ARGV[6] == '1' and suspect and #reply == 1 then take(suspect[1], suspect[2]) end
+reply[1] = suspects
+return reply
