@@ -1,4 +1,4 @@
-"""Runs a batch so that a row that raises fails alone. Rows are independent: any part of a batch gives the same results."""
+"""Runs a batch so that a row that raises fails alone. Rows are independent: parts of a batch give the same results."""
 
 from __future__ import annotations
 

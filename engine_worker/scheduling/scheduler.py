@@ -18,7 +18,7 @@ from engine_worker.scheduling.batch import BatchBuilder
 __all__ = ["HEADROOM_TOKENS", "Scheduler", "precedence"]
 
 HEADROOM_TOKENS = 64
-"""Hysteresis: a request is admitted only when every running one can still grow by this many tokens (or to its end)."""
+"""Hysteresis: a request is admitted only when it and all running ones could grow by this many tokens (or to the end)."""
 
 
 def precedence(request: Request) -> tuple[int, int]:
@@ -175,7 +175,9 @@ class Scheduler:
                 return
             if self._cache.awaits_prefix(request):
                 continue
-            found = self._cache.begin(request, reserve)
+            reserve += self._headroom(request)
+            # Alone it may take everything: what is queued at all fits into an empty pool.
+            found = self._cache.begin(request, reserve if self._running else 0)
             if found is None:
                 return
             self._waiting.remove(request)
@@ -186,10 +188,9 @@ class Scheduler:
             if request.num_preemptions == 0:
                 request.num_cached_tokens = min(found, len(request.prompt_token_ids))
             self._plan_chunk(batch, request)
-            reserve += self._headroom(request)
 
     def _headroom(self, request: Request) -> int:
-        """Blocks a running request may still take within the next HEADROOM_TOKENS tokens."""
+        """Blocks the request may take beyond those of its known tokens within the next HEADROOM_TOKENS tokens."""
         last = len(request.prompt_token_ids) + request.max_tokens
-        future = min(request.num_tokens + HEADROOM_TOKENS, last)
-        return max(self._cache.blocks_for(future) - len(request.block_table), 0)
+        future = self._cache.blocks_for(min(request.num_tokens + HEADROOM_TOKENS, last))
+        return future - (len(request.block_table) or self._cache.blocks_for(request.num_tokens))
