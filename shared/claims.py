@@ -20,6 +20,7 @@ from shared import keys, scripts
 from shared.claim import Acquired, Claim, Commit, CommitReply, Entry, RenewReply, ReplyKind
 from shared.held import HeldRequests
 from shared.messages import decode_request
+from shared.pending import PendingEntries
 from shared.queue import log_page
 
 __all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
@@ -59,6 +60,16 @@ class ClaimQueue:
         self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
         self._loads = [keys.load_key(shard, model, klass) for klass in keys.CLASSES]
         self._held = HeldRequests()
+        self._pending = PendingEntries(
+            redis,
+            self._held,
+            consumer=consumer,
+            instance=self._instance,
+            model=model,
+            shard=shard,
+            lease_ms=lease_ms,
+            max_tries=max_tries,
+        )
         self._unsure = True  # a predecessor of the same name may have left entries behind
         self._failures = 0
 
@@ -101,7 +112,7 @@ class ClaimQueue:
 
     async def own_pending(self, count: int = _OWN_LIMIT) -> list[Entry]:
         """Entries pending under this name that this process does not hold: after a restart, an error, a lost reply."""
-        entries, left = await self._take(count, 0, self._consumer)
+        entries, left = await self._pending.take(count, 0, self._consumer)
         self._unsure = left or len(entries) >= count
         return entries
 
@@ -111,34 +122,42 @@ class ClaimQueue:
         Requests that made progress come first. A suspect comes alone, only when nothing unproved is held here; until
         its first record this object takes nothing else in.
         """
-        entries, _ = await self._take(count, self._lease_ms, "")
+        entries, _ = await self._pending.take(count, self._lease_ms, "")
         return entries
 
     async def release(self, entries: Sequence[Entry]) -> None:
         """Puts entries back that were read but will not be acquired."""
-        for queue in self._queues:
-            mine = [entry for entry in entries if entry.queue == queue]
-            if mine:
-                names = [queue, *(keys.request_key(entry.rid) for entry in mine)]
-                ids = [entry.entry_id for entry in mine]
-                await scripts.RELEASE(self._redis, names, [self._consumer, keys.control_channel(self._shard), *ids])
+        await self._pending.release(entries)
+
+    async def release_all(self) -> int:
+        """Puts back whatever was delivered and is not owned by this process (drain); how many entries."""
+        return await self._pending.release_all()
 
     async def acquire(self, entries: Sequence[Entry]) -> list[Acquired]:
         """Makes this process the owner of each entry that is still to be run, with the log to continue from.
 
-        Cancelled, late and poisonous ones get their terminal record here; those and ended ones are left out. On an
-        error nothing counts as acquired: read() brings all of them again.
+        Left out: ended ones; cancelled, late and poisonous ones, which get their terminal record here; what another
+        task of this process acquires; what must not run beside a suspect (put back). On an error nothing counts as
+        acquired: read() brings all of it again.
         """
         acquired: list[Acquired] = []
+        excluded: list[Entry] = []
         try:
             for entry in entries:
-                one = None if entry.rid in self._held else await self._acquire(entry)
-                acquired += [one] if one else []
+                if not self._held.may_start(entry.rid):
+                    excluded.append(entry)
+                elif entry.rid not in self._held:
+                    one = await self._acquire(entry)
+                    acquired += [one] if one else []
+            await self.release(excluded)
         except BaseException:  # also a cancellation: the caller never sees what was acquired
             self._unsure = True
             for one in acquired:
-                self._held.drop(one.claim.rid)
+                self._held.drop(one.claim.rid, one.claim.epoch)
             raise
+        finally:
+            for entry in entries:
+                self._held.forget(entry.rid)
         return acquired
 
     async def commit(self, items: Sequence[Commit]) -> list[CommitReply]:
@@ -158,7 +177,7 @@ class ClaimQueue:
         for item, reply in zip(items, replies, strict=True):
             done = item.end and reply.kind in (ReplyKind.OK, ReplyKind.DUP)
             if done or reply.kind in (ReplyKind.FENCED, ReplyKind.CLOSED, ReplyKind.GONE):
-                self._held.drop(item.claim.rid)
+                self._held.drop(item.claim.rid, item.claim.epoch)
             elif reply.kind is not ReplyKind.GAP:
                 self._held.prove(item.claim.rid)
         return replies
@@ -176,7 +195,7 @@ class ClaimQueue:
         replies = [RenewReply(ReplyKind(kind), bool(flag)) for kind, flag in zip(flat[::2], flat[1::2], strict=True)]
         for claim, reply in zip(claims, replies, strict=True):
             if reply.kind is not ReplyKind.OK:
-                self._held.drop(claim.rid)
+                self._held.drop(claim.rid, claim.epoch)
         return replies
 
     async def hand_back(self, claims: Sequence[Claim]) -> None:
@@ -190,7 +209,7 @@ class ClaimQueue:
             args += [self._owner(claim), self._queues.index(claim.queue) + 1]
         await scripts.HAND_BACK(self._redis, names, args)
         for claim in claims:
-            self._held.drop(claim.rid)
+            self._held.drop(claim.rid, claim.epoch)
 
     async def bury(self, claim: Claim, code: str, message: str) -> ReplyKind:
         """Ends a request with error `code` (of shared/errors.py) and a dead letter. CLOSED also answers a replay."""
@@ -199,12 +218,12 @@ class ClaimQueue:
         args: list[scripts.Arg] = [claim.rid, self._owner(claim), code, message, self._retention_ms]
         args += [keys.channel_name(claim.rid), keys.ledger_prefix(self._shard)]
         kind = ReplyKind(await scripts.BURY(self._redis, names, args))
-        self._held.drop(claim.rid)
+        self._held.drop(claim.rid, claim.epoch)
         return kind
 
     async def remove_dead_consumers(self, idle_ms: int = _GONE_CONSUMER_MS) -> int:
         """Removes consumers that have nothing pending and were silent for `idle_ms`; how many."""
-        return sum([await scripts.REMOVE_CONSUMER(self._redis, [queue], [idle_ms]) for queue in self._queues])
+        return await self._pending.remove_dead_consumers(idle_ms)
 
     def _owner(self, claim: Claim) -> str:
         """The fence: an epoch may come back after Redis lost writes, with this process's mark it cannot be mistaken."""
@@ -230,57 +249,36 @@ class ClaimQueue:
         await asyncio.sleep(random.uniform(0.02, min(1.0, 0.05 * 2**self._failures)))
         await self.ensure_group()
 
-    async def _take(self, count: int, idle_ms: int, whose: str) -> tuple[list[Entry], bool]:
-        """Entries taken over, and whether suspects were left where they are."""
-        if self._held.quarantined or count < 1:
-            return [], True
-        taken: list[Entry] = []
-        suspected: list[str] = []
-        for queue in self._queues:
-            entries, suspects = await self._reclaim(queue, count - len(taken), idle_ms, whose, suspect=False)
-            taken += entries
-            suspected += [queue] if suspects else []
-        if taken or not suspected:
-            if not suspected:
-                self._held.release_hold()
-            return taken, bool(suspected)
-        if self._held.unproved:
-            self._held.hold(self._lease_ms / 1000)
-            return [], True
-        entries, _ = await self._reclaim(suspected[0], 1, idle_ms, whose, suspect=True)
-        return entries, True
-
-    async def _reclaim(
-        self, queue: str, count: int, idle_ms: int, whose: str, *, suspect: bool
-    ) -> tuple[list[Entry], int]:
-        args: list[scripts.Arg] = [self._consumer, self._instance, idle_ms, count, whose, int(suspect), self._max_tries]
-        reply = await scripts.RECLAIM(self._redis, [queue], [*args, keys.request_prefix(self._shard)])
-        pairs = zip(reply[1::2], reply[2::2], strict=True)
-        entries = [Entry(entry_id, rid.decode(), queue) for entry_id, rid in pairs]
-        return [entry for entry in entries if entry.rid not in self._held], reply[0]
-
     async def _acquire(self, entry: Entry) -> Acquired | None:
+        rid = entry.rid
+        self._held.reserve(rid)
+        try:
+            kind, *values = await scripts.ACQUIRE(self._redis, *self._acquire_call(entry))
+            if kind != b"RUN":
+                return None
+            epoch, next_seq, tries, body = values
+            claim = Claim(rid, entry.entry_id, entry.queue, epoch)
+            records = await self._read_log(rid, next_seq)
+            try:
+                request = decode_request(body)
+            except msgspec.DecodeError:
+                await self.bury(claim, "engine_failure", "The queued request could not be read by this worker.")
+                return None
+            if len(records) != next_seq:
+                await self.bury(claim, "engine_failure", "Redis lost a part of the answer; it could not be continued.")
+                return None
+            self._held.acquired(rid, epoch, tries)
+            return Acquired(claim, request, records, next_seq, tries)
+        finally:
+            self._held.drop(rid)  # the reservation, where it did not become an acquisition
+
+    def _acquire_call(self, entry: Entry) -> tuple[list[str], list[scripts.Arg]]:
         rid, load = entry.rid, keys.load_of_queue(entry.queue)
         names = [keys.request_key(rid), keys.log_key(rid), entry.queue, load, keys.dead_key(self._shard)]
-        args: list[scripts.Arg] = [rid, entry.entry_id, self._consumer, self._instance, secrets.token_hex(8)]
+        nonce = secrets.token_hex(8)
+        args: list[scripts.Arg] = [rid, entry.entry_id, self._consumer, self._instance, nonce]
         args += [self._lease_ms, self._max_tries, self._retention_ms]
-        args += [keys.channel_name(rid), keys.ledger_prefix(self._shard)]
-        kind, *values = await scripts.ACQUIRE(self._redis, names, args)
-        if kind != b"RUN":
-            return None
-        epoch, next_seq, tries, body = values
-        claim = Claim(rid, entry.entry_id, entry.queue, epoch)
-        records = await self._read_log(rid, next_seq)
-        try:
-            request = decode_request(body)
-        except msgspec.DecodeError:
-            await self.bury(claim, "engine_failure", "The queued request could not be read by this worker.")
-            return None
-        if len(records) != next_seq:
-            await self.bury(claim, "engine_failure", "Redis lost a part of the answer; it could not be continued.")
-            return None
-        self._held.add(rid, tries)
-        return Acquired(claim, request, records, next_seq, tries)
+        return names, [*args, keys.channel_name(rid), keys.ledger_prefix(self._shard)]
 
     async def _read_log(self, rid: str, next_seq: int) -> list[bytes]:
         """The whole log in pages: nobody else can write it now, and one huge reply would stall everybody."""

@@ -1,6 +1,7 @@
 """What this worker process holds, and the quarantine that keeps a suspect alone until it has proved itself.
 
-In: acquisitions and first records. Out: whether new requests may be taken in. Owned by ClaimQueue; one event loop.
+In: acquisitions and first records. Out: what may be started now. Owned by ClaimQueue; one event loop, no awaits
+between a check and its consequence.
 """
 
 from __future__ import annotations
@@ -16,28 +17,31 @@ class HeldRequests:
     unproved: while there is one, nothing else may become unproved, so a death convicts it alone."""
 
     def __init__(self) -> None:
-        self._held: set[str] = set()
+        self._epochs: dict[str, int] = {}
         self._unproved: set[str] = set()
         self._suspects: set[str] = set()
-        self._hold_until = 0.0
+        self._closed_until = 0.0
         self._changed = asyncio.Event()
 
     def __contains__(self, rid: str) -> bool:
-        return rid in self._held
-
-    @property
-    def quarantined(self) -> bool:
-        """A suspect is running: take nothing in."""
-        return bool(self._suspects)
+        return rid in self._epochs
 
     @property
     def unproved(self) -> bool:
         return bool(self._unproved)
 
-    def add(self, rid: str, tries: int) -> None:
-        """After an acquire; `tries` as it replied (1 = nobody lost it before)."""
-        self._held.add(rid)
+    def may_start(self, rid: str) -> bool:
+        """Whether this request may become unproved now."""
+        return not self._suspects or rid in self._suspects
+
+    def reserve(self, rid: str) -> None:
+        """Before an acquire is sent: from now on it counts as unproved and cannot be acquired by another task."""
+        self._epochs[rid] = 0
         self._unproved.add(rid)
+
+    def acquired(self, rid: str, epoch: int, tries: int) -> None:
+        """After it; `tries` as replied (1 = nobody lost it before)."""
+        self._epochs[rid] = epoch
         if tries > 1:
             self._suspects.add(rid)
 
@@ -47,31 +51,44 @@ class HeldRequests:
         self._suspects.discard(rid)
         self._changed.set()
 
-    def drop(self, rid: str) -> None:
-        """Ended, fenced, handed back or gone."""
-        self._held.discard(rid)
-        self.prove(rid)
+    def drop(self, rid: str, epoch: int = 0) -> None:
+        """Ended, fenced, handed back or gone: the acquisition `epoch`, not a newer one. 0 = a reservation."""
+        if self._epochs.get(rid) == epoch:
+            del self._epochs[rid]
+            self.prove(rid)
 
-    def hold(self, seconds: float) -> None:
-        """A suspect waits for the unproved ones to clear: let nothing new in for so long, or it would wait for ever."""
-        self._hold_until = time.monotonic() + seconds
+    def make_room(self, seconds: float) -> None:
+        """A suspect waits until nothing is unproved: let nothing new in for so long, or it waits for ever."""
+        self._closed_until = time.monotonic() + seconds
 
-    def release_hold(self) -> None:
-        self._hold_until = 0.0
+    def open(self) -> None:
+        """No suspect waits any more."""
+        self._closed_until = 0.0
+        self._changed.set()
+
+    def expect(self, rid: str) -> None:
+        """A suspect was taken over and will be acquired."""
+        self._suspects.add(rid)
+
+    def forget(self, rid: str) -> None:
+        """An expected suspect that was not acquired after all."""
+        if rid not in self._epochs:
+            self.prove(rid)
 
     async def wait_open(self, timeout: float) -> bool:
         """True as soon as new requests may be taken in, False after `timeout` seconds without."""
         deadline = time.monotonic() + timeout
         while True:
             now = time.monotonic()
-            held_back = self.unproved and now < self._hold_until
-            if not self.quarantined and not held_back:
+            clearing = self.unproved and now < self._closed_until
+            if not self._suspects and not clearing:
                 return True
             if now >= deadline:
                 return False
             self._changed.clear()
+            wait_until = min(deadline, self._closed_until) if clearing and not self._suspects else deadline
             try:
-                async with asyncio.timeout(min(deadline, self._hold_until if held_back else deadline) - now):
+                async with asyncio.timeout(wait_until - now):
                     await self._changed.wait()
             except TimeoutError:
                 continue

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 from redis.asyncio import Redis
 
 from shared import keys, scripts
 from shared.errors import QueueFull
 from shared.messages import GenerateRequest, decode_request, encode
 
-__all__ = ["Depth", "Position", "RequestQueue", "RequestState", "Submitted", "log_page"]
+__all__ = ["DeadLetter", "Depth", "Position", "RequestQueue", "RequestState", "Submitted", "log_page"]
+
+_UNBOUNDED = 2**52
+"""A limit no queue reaches; Lua's numbers are exact up to 2**53."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,22 @@ class Depth:
     """Prompt tokens of the waiting requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A request that was given up."""
+
+    id: str
+    """Its place in the shard's dead letters; begins with Unix milliseconds."""
+    rid: str
+    model: str
+    code: str
+    message: str
+    tenant: str
+    tries: int
+    body: bytes
+    """The msgpack GenerateRequest, undecoded: it may be what could not be read."""
+
+
 class Position(NamedTuple):
     ahead: int
     """Waiting requests that are served before this one."""
@@ -61,6 +81,21 @@ class Position(NamedTuple):
 def log_page(rows: Any) -> list[bytes]:
     """The records of an XRANGE reply."""
     return [fields[b"d"] for _, fields in rows]
+
+
+def _dead_letter(entry_id: Any, fields: Any) -> DeadLetter:
+    text = {name.decode(): value.decode() for name, value in fields.items() if name != b"body"}
+    model = text["queue"].split(":queue:", 1)[1].rsplit(":", 1)[0]
+    return DeadLetter(
+        id=entry_id.decode(),
+        rid=text["rid"],
+        model=model,
+        code=text["code"],
+        message=text["message"],
+        tenant=text["tenant"],
+        tries=int(text["tries"]),
+        body=fields[b"body"],
+    )
 
 
 class RequestQueue:
@@ -156,6 +191,29 @@ class RequestQueue:
         if reply[0] < 0:
             return None
         return Position(reply[0], reply[1] / 1000 if reply[1] >= 0 else None)
+
+    async def dead_letters(self, shard: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """The newest dead letters of a shard, newest first."""
+        rows: Any = await self._redis.xrevrange(keys.dead_key(shard), count=limit)
+        return [_dead_letter(entry_id, fields) for entry_id, fields in rows]
+
+    async def drop(self, letter_id: str, shard: int = 0) -> bool:
+        """Deletes one dead letter. False = there is none of this id."""
+        return bool(await self._redis.xdel(keys.dead_key(shard), letter_id))
+
+    async def replay(self, letter_id: str, shard: int = 0) -> str | None:
+        """Queues a dead letter's request anew, without a deadline, and deletes the letter; the new request id.
+
+        None = there is none of this id. Raises msgspec.ValidationError when its body is not a request.
+        """
+        rows: Any = await self._redis.xrange(keys.dead_key(shard), min=letter_id, max=letter_id)
+        if not rows:
+            return None
+        request = decode_request(_dead_letter(*rows[0]).body)
+        again = msgspec.structs.replace(request, rid=keys.new_rid(shard), deadline_ms=0)
+        await self.submit(again, max_waiting=_UNBOUNDED, max_waiting_tokens=_UNBOUNDED)
+        await self.drop(letter_id, shard)
+        return again.rid
 
     async def _queue_of(self, rid: str) -> str | None:
         found: Any = await self._redis.hget(keys.request_key(rid), "queue")

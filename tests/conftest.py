@@ -20,6 +20,7 @@ def _shared_redis() -> Iterator[RedisServer]:
 @pytest.fixture
 def redis_server(_shared_redis: RedisServer) -> Iterator[RedisServer]:
     """The run's Redis, flushed before the test; afterwards every key left must be a queue stream or have a TTL."""
+    _shared_redis.check_identity()
     client = _shared_redis.client()
     try:
         client.flushall()

@@ -1,4 +1,4 @@
--- Takes entries whose owner has gone silent (or, with a consumer given, the caller's own) and sorts out what is left of ended ones.
+-- Takes entries whose owner has gone silent, or the caller's own, and removes those of ended requests.
 -- KEYS  1 queue (stream)
 -- ARGV  1 consumer  2 instance  3 idle ms an entry must have reached  4 count  5 whose entries ('' = anybody's)
 --       6 suspects: 0 leave, 1 take one when nothing else was found  7 max tries  8 request key prefix of the shard
@@ -6,8 +6,10 @@
 -- Why   A suspect was acquired and then lost without one record: it may be what killed its worker. It is given last and alone,
 --       so that a second death convicts it and nobody else. One with all its tries used up is no danger (acquire buries
 --       it), so it goes with the others. Revoking the lease here, with the claim, is what lets acquire succeed.
+-- @include _load
 
 local queue, consumer, instance = KEYS[1], ARGV[1], ARGV[2]
+local now = redis_ms()
 local count, whose, max_tries = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[7])
 local PAGE = 100
 
@@ -32,10 +34,11 @@ local function classify(entry)
   local found = redis.call('XRANGE', queue, entry, entry)[1]
   if not found then forget(entry) return nil, 'leave' end
   local rid = found[2][2]
-  local m = redis.call('HMGET', ARGV[8] .. rid, 'state', 'entry', 'owner', 'tries')
+  local m = redis.call('HMGET', ARGV[8] .. rid, 'state', 'entry', 'owner', 'tries', 'lease', 'holder')
   if m[1] ~= 'open' or m[2] ~= entry then forget(entry) return nil, 'leave' end
   local tries, mine = tonumber(m[4]), ends_with(m[3], '.' .. instance)
   if mine then return rid, whose ~= '' and 'take' or 'leave' end -- alive: I renew it, or ask for my own
+  if whose ~= '' and m[5] and tonumber(m[5]) > now and m[6] ~= consumer then return rid, 'leave' end -- redelivered
   if tries >= 1 and tries < max_tries then return rid, 'suspect' end
   return rid, 'take'
 end
@@ -43,7 +46,7 @@ end
 local reply, suspects, suspect = {0}, 0, nil
 local function take(entry, rid)
   redis.call('XCLAIM', queue, GROUP, consumer, 0, entry, 'IDLE', 0, 'JUSTID')
-  redis.call('HDEL', ARGV[8] .. rid, 'lease')
+  if whose == '' then redis.call('HDEL', ARGV[8] .. rid, 'lease') end
   reply[#reply + 1] = entry
   reply[#reply + 1] = rid
 end

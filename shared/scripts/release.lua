@@ -1,17 +1,34 @@
--- Puts entries back that were read but not acquired: still pending with me and without an owner, then claimable at once.
--- KEYS  1 queue (stream), then per entry: req (hash)
--- ARGV  1 consumer  2 control channel, then per entry: entry id
+-- Puts pending entries back that their consumer does not run: claimable at once, by any worker.
+-- KEYS  1 queue (stream)
+-- ARGV  1 consumer  2 its instance ('' = the consumer is surely dead: all it had)  3 control channel  4 request key prefix
+--       then entry ids; none = everything it has pending
 -- Reply number put back
--- Why   A drain between read and acquire; a read that brought more than there are slots for.
+-- Why   A drain between read and acquire, a read that brought more than there is room for, a supervisor that saw its worker
+--       exit and need not wait for the lease. Never what the instance owns: that goes through hand_back. Tries stay.
 
-local released = 0
-for i = 2, #KEYS do
-  local entry = ARGV[i + 1]
-  local pending = redis.pcall('XPENDING', KEYS[1], GROUP, entry, entry, 1)
-  if not pending.err and pending[1] and pending[1][2] == ARGV[1] and redis.call('HGET', KEYS[i], 'owner') == '' then
-    redis.call('XCLAIM', KEYS[1], GROUP, NOBODY, 0, entry, 'IDLE', OPEN_TTL, 'JUSTID')
-    released = released + 1
-  end
+local queue, consumer, instance, prefix = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
+
+local function put_back(entry)
+  local pending = redis.pcall('XPENDING', queue, GROUP, entry, entry, 1)
+  if pending.err or not pending[1] or pending[1][2] ~= consumer then return 0 end
+  local found = redis.call('XRANGE', queue, entry, entry)[1]
+  if not found then return redis.call('XACK', queue, GROUP, entry) end
+  local req = prefix .. found[2][2]
+  local m = redis.call('HMGET', req, 'owner', 'holder', 'lease')
+  if instance ~= '' and m[1] and string.sub(m[1], -#instance) == instance then return 0 end
+  if m[3] and m[2] ~= consumer then return 0 end -- redelivered, and its owner lives: the owner's renewal takes it back
+  redis.call('HDEL', req, 'lease')
+  redis.call('XCLAIM', queue, GROUP, NOBODY, 0, entry, 'IDLE', OPEN_TTL, 'JUSTID')
+  return 1
 end
-if released > 0 then redis.call('PUBLISH', ARGV[2], 'wake') end
+
+local entries = {}
+for i = 5, #ARGV do entries[#entries + 1] = ARGV[i] end
+if #entries == 0 then
+  local page = redis.pcall('XPENDING', queue, GROUP, '-', '+', 10000, consumer)
+  for _, item in ipairs(page.err and {} or page) do entries[#entries + 1] = item[1] end
+end
+local released = 0
+for _, entry in ipairs(entries) do released = released + put_back(entry) end
+if released > 0 then redis.call('PUBLISH', ARGV[3], 'wake') end
 return released

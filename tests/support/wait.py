@@ -1,4 +1,4 @@
-"""Waiting for conditions instead of sleeping: the test goes on as soon as the condition holds, and fails at its deadline."""
+"""Waiting for conditions instead of sleeping: a test goes on as soon as one holds, and fails at its deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 async def eventually(
     condition: Callable[[], _T | Awaitable[_T]], timeout: float = 10.0, *, interval: float = 0.01, what: str = ""
 ) -> _T:
-    """The first true value of `condition` (plain or async); AssertionError with the last one after `timeout` seconds."""
+    """The first true value of `condition` (plain or async); AssertionError with the last after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         result = condition()
@@ -28,7 +28,9 @@ async def eventually(
         await asyncio.sleep(interval)
 
 
-def eventually_sync(condition: Callable[[], _T], timeout: float = 10.0, *, interval: float = 0.01, what: str = "") -> _T:
+def eventually_sync(
+    condition: Callable[[], _T], timeout: float = 10.0, *, interval: float = 0.01, what: str = ""
+) -> _T:
     """The same for tests without an event loop."""
     deadline = time.monotonic() + timeout
     while True:

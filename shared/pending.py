@@ -1,0 +1,116 @@
+"""The pending list: taking entries over, putting them back, removing consumers that are gone.
+
+In: what Redis lists as delivered but not acknowledged. Out: entries for ClaimQueue to acquire, suspects last and alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+
+from shared import keys, scripts
+from shared.claim import Entry
+from shared.held import HeldRequests
+
+__all__ = ["PendingEntries", "release_consumer"]
+
+_ANY_SUSPECT = ""
+"""Stands in HeldRequests for a suspect whose id is not known yet."""
+
+
+class PendingEntries:
+    """One consumer's view of the pending lists of one model and shard."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        held: HeldRequests,
+        *,
+        consumer: str,
+        instance: str,
+        model: str,
+        shard: int,
+        lease_ms: int,
+        max_tries: int,
+    ) -> None:
+        self._redis = redis
+        self._held = held
+        self._consumer = consumer
+        self._instance = instance
+        self._shard = shard
+        self._lease_ms = lease_ms
+        self._max_tries = max_tries
+        self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
+
+    async def take(self, count: int, idle_ms: int, whose: str) -> tuple[list[Entry], bool]:
+        """Up to `count` entries idle for `idle_ms` (of consumer `whose`, "" = anybody), and whether suspects are left.
+
+        Requests with progress first; a suspect only when there is nothing else and nothing unproved is held here.
+        """
+        if count < 1 or not self._held.may_start(_ANY_SUSPECT):
+            return [], True
+        taken: list[Entry] = []
+        suspected: list[str] = []
+        for queue in self._queues:
+            entries, suspects = await self._reclaim(queue, count - len(taken), idle_ms, whose, suspect=False)
+            taken += entries
+            suspected += [queue] if suspects else []
+        if not suspected:
+            self._held.open()
+            return taken, False
+        if taken or self._held.unproved or not self._held.may_start(_ANY_SUSPECT):
+            self._held.make_room(self._lease_ms / 1000)
+            return taken, True
+        self._held.expect(_ANY_SUSPECT)  # at once: another task may be about to acquire what it has read
+        try:
+            entries, _ = await self._reclaim(suspected[0], 1, idle_ms, whose, suspect=True)
+            for entry in entries:
+                self._held.expect(entry.rid)
+        finally:
+            self._held.forget(_ANY_SUSPECT)
+        return entries, True
+
+    async def release(self, entries: Sequence[Entry]) -> None:
+        """Puts back what was delivered but will not be acquired."""
+        for queue in self._queues:
+            mine = [entry for entry in entries if entry.queue == queue]
+            if mine:
+                await _release(self._redis, queue, self._shard, self._consumer, self._instance, mine)
+        for entry in entries:
+            self._held.forget(entry.rid)
+
+    async def release_all(self) -> int:
+        """Puts back everything delivered that this process does not own; how many entries."""
+        arguments = (self._shard, self._consumer, self._instance)
+        return sum([await _release(self._redis, queue, *arguments) for queue in self._queues])
+
+    async def remove_dead_consumers(self, idle_ms: int) -> int:
+        """Removes consumers that have nothing pending and were silent for `idle_ms`; how many."""
+        return sum([await scripts.REMOVE_CONSUMER(self._redis, [queue], [idle_ms]) for queue in self._queues])
+
+    async def _reclaim(
+        self, queue: str, count: int, idle_ms: int, whose: str, *, suspect: bool
+    ) -> tuple[list[Entry], int]:
+        args: list[scripts.Arg] = [self._consumer, self._instance, idle_ms, count, whose, int(suspect), self._max_tries]
+        reply = await scripts.RECLAIM(self._redis, [queue], [*args, keys.request_prefix(self._shard)])
+        pairs = zip(reply[1::2], reply[2::2], strict=True)
+        entries = [Entry(entry_id, rid.decode(), queue) for entry_id, rid in pairs]
+        return [entry for entry in entries if entry.rid not in self._held], reply[0]
+
+
+async def release_consumer(redis: Redis, consumer: str, model: str, shard: int = 0) -> int:
+    """For a supervisor that saw a worker exit: all it ran becomes claimable now, not after a lease. How many entries.
+
+    Call it only for a process that is surely gone. The tries of what it ran stay counted.
+    """
+    queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
+    return sum([await _release(redis, queue, shard, consumer, "") for queue in queues])
+
+
+async def _release(
+    redis: Redis, queue: str, shard: int, consumer: str, instance: str, entries: Sequence[Entry] = ()
+) -> int:
+    args: list[scripts.Arg] = [consumer, instance, keys.control_channel(shard), keys.request_prefix(shard)]
+    released: int = await scripts.RELEASE(redis, [queue], [*args, *(entry.entry_id for entry in entries)])
+    return released
