@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ import redis
 
 from shared.keys import worker_key
 from shared.messages import WorkerCard
+from tests.support.wait import eventually_sync
 
 __all__ = ["Pod", "Process", "Stack", "Worker", "free_port"]
 
@@ -111,11 +111,16 @@ class Process:
 
     def wait_ready(self, deadline_s: float = READY_S) -> None:
         """Fails with the log when the process ends, or is not ready in time."""
-        end = time.monotonic() + deadline_s
-        while not self.is_ready():
-            assert self.alive, f"{self.name} ended with code {self.wait()} before it was ready\n{self.log()}"
-            assert time.monotonic() < end, f"{self.name} is not ready after {deadline_s} s\n{self.log()}"
-            time.sleep(_POLL_S)
+
+        def ready() -> bool:
+            assert self.alive, f"{self.name} ended with code {self.wait()} before it was ready"
+            return self.is_ready()
+
+        try:
+            eventually_sync(ready, deadline_s, interval=_POLL_S, what=f"{self.name} is ready")
+        except AssertionError as error:
+            error.add_note(self.log())
+            raise
 
     def restart(self, deadline_s: float = READY_S) -> None:
         """Kills it if it runs, starts it again with the same name and port, waits until it is ready."""

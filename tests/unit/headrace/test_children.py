@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from headrace.children import Child, Guard, StartFailure
 from headrace.guard import alive
+from tests.support.wait import eventually, eventually_sync
 
 PATIENT = "import time; time.sleep(600)"
 DEAF = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -33,24 +33,14 @@ def child(guard: Guard, code: str, said: list[str], **more: bool) -> Child:
     return made
 
 
-async def seen(path: Path, count: int, deadline_s: float = 20) -> list[str]:
-    """Lines of a file, once there are `count`."""
-    end = time.monotonic() + deadline_s
-    while True:
-        lines = path.read_text().splitlines() if path.exists() else []
-        if len(lines) >= count:
-            return lines
-        assert time.monotonic() < end, f"{lines} after {deadline_s} s"
-        await asyncio.sleep(0.02)
+def lines_of(path: Path, count: int) -> list[str]:
+    """Lines of a file once there are `count`, before that an empty list."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return lines if len(lines) >= count else []
 
 
-def gone(pids: list[int], deadline_s: float) -> bool:
-    end = time.monotonic() + deadline_s
-    while any(alive(pid) and not _zombie(pid) for pid in pids):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
+def gone(pids: list[int]) -> bool:
+    return not any(alive(pid) and not _zombie(pid) for pid in pids)
 
 
 def _zombie(pid: int) -> bool:
@@ -73,7 +63,7 @@ async def test_a_settled_child_is_started_again_until_it_is_stopped(guard: Guard
     code = f"import os; open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n'); os.kill(os.getpid(), 9)"
     made = child(guard, code, said, settled=True)
     made.start()
-    lines = await seen(log, 2)
+    lines = await eventually(lambda: lines_of(log, 2), 20)
     await made.stop(5)
     assert len(set(lines)) == len(lines)
     assert "thing was ended by signal 9; starting it again in 0.5 s" in said[0]
@@ -85,7 +75,7 @@ async def test_stop_kills_a_child_that_does_not_listen(guard: Guard, tmp_path: P
     code = DEAF.replace("print('deaf', flush=True)", f"open({str(log)!r}, 'w').write('deaf\\n')")
     made = child(guard, code, said, settled=True)
     task = made.start()
-    await seen(log, 1)
+    await eventually(lambda: lines_of(log, 1), 20)
     await made.stop(0.2)
     assert task.done()
     assert said == ["thing did not stop within 0.2 s; killing it"]
@@ -112,13 +102,13 @@ asyncio.run(main(sys.argv[1], sys.argv[2:]))
 
 
 @pytest.mark.parametrize("also_guard", [False, True], ids=["supervisor killed", "supervisor and guard killed"])
-async def test_tp_03_children_die_with_a_killed_supervisor(tmp_path: Path, also_guard: bool) -> None:
+def test_tp_03_children_die_with_a_killed_supervisor(tmp_path: Path, also_guard: bool) -> None:
     log, private = tmp_path / "log", tmp_path / "private"
     private.mkdir()
     note = f"import os; open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n'); "
     codes = [note + PATIENT] if also_guard else [note + PATIENT, note + DEAF]
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(private), *codes])
-    pids = [int(line) for line in await seen(log, len(codes))]
+    pids = [int(line) for line in eventually_sync(lambda: lines_of(log, len(codes)), 20)]
     guards = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
     guards = [int(pid) for pid in guards if b"guard.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(guards) == 1
@@ -126,6 +116,5 @@ async def test_tp_03_children_die_with_a_killed_supervisor(tmp_path: Path, also_
         os.kill(guards[0], signal.SIGKILL)
     supervisor.kill()
     supervisor.wait()
-    assert gone(pids, 3.0)
-    assert gone(guards, 3.0)
+    eventually_sync(lambda: gone([*pids, *guards]), 3.0, what="children end with their supervisor")
     assert also_guard or not private.exists()

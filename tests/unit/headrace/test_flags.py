@@ -58,7 +58,8 @@ def test_limits_are_the_programs_own(flag: Flag) -> None:
         own = bounds(settings, flag.field)
         assert flag.low >= own.get("ge", flag.low), f"{flag.option} lets pass what {settings.__name__} refuses"
         if "le" in own:
-            assert flag.high is not None and flag.high <= own["le"]
+            assert flag.high is not None
+            assert flag.high <= own["le"]
 
 
 def test_a_flag_becomes_the_variable_that_the_program_reads() -> None:

@@ -1,0 +1,56 @@
+"""The console program as it is started from a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import __version__
+
+
+def headrace(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") and k != "REDIS_URL"}
+    command = [sys.executable, "-m", "headrace", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**clean, "COLUMNS": "200", **env}, check=False)
+
+
+def test_version() -> None:
+    assert headrace("--version").stdout == f"headrace {__version__}\n"
+
+
+@pytest.mark.parametrize("program", ["api", "worker"])
+def test_a_program_of_its_own_asks_for_a_redis(program: str) -> None:
+    run = headrace(program)
+    assert run.returncode == 2
+    assert "REDIS_URL" in run.stderr
+
+
+def test_status_without_redis_says_where_it_looked(tmp_path: Path) -> None:
+    run = headrace("status", "--redis-url", f"unix://{tmp_path}/none.sock")
+    assert run.returncode == 1
+    assert "none.sock cannot be reached" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_status_prints_json(redis_url: str) -> None:
+    run = headrace("status", "--json", REDIS_URL=redis_url)
+    assert run.returncode == 0
+    assert '"workers": []' in run.stdout
+
+
+def test_a_bad_value_is_refused_before_anything_starts() -> None:
+    run = headrace("serve", "--max-num-seqs", "0")
+    assert run.returncode == 2
+    assert "--max-num-seqs" in run.stderr
+    assert "from 1 to 4096" in run.stderr
+
+
+def test_a_redis_that_does_not_answer_ends_serve_with_its_name_but_not_its_password(tmp_path: Path) -> None:
+    run = headrace("serve", "--port", "0", "--redis-url", "redis://:secret@127.0.0.1:1/0")
+    assert run.returncode == 1
+    assert "redis://:***@127.0.0.1:1/0 does not answer" in run.stderr
+    assert "secret" not in run.stderr
