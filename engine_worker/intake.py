@@ -28,6 +28,7 @@ from shared.messages import decode_record
 __all__ = ["Intake"]
 
 _RECLAIM_S = 1.0
+_CLEAN_S = 60.0
 _ROOM_POLL_S = 0.5
 """Health and congestion have no event of their own."""
 _CANCELS_KEPT = 10_000
@@ -86,6 +87,10 @@ class Intake:
         """Takes over what other workers left, for ever: every second, or at once after `wake`."""
         await self._persist("reclaim", shard, self._reclaim_once)
 
+    async def clean(self, shard: int) -> None:
+        """Removes consumers of workers long gone, for ever: once a minute."""
+        await self._persist("clean", shard, self._clean_once)
+
     async def hand_back_unplaced(self) -> None:
         """After the loops were cancelled: gives back what was delivered or acquired but became no job."""
         for shard, queue in self._queues.items():
@@ -117,6 +122,10 @@ class Intake:
         self._put_back[shard] = False
         self._freed.set()
         await self._take(shard, entries)
+
+    async def _clean_once(self, shard: int) -> None:
+        await asyncio.sleep(_CLEAN_S)
+        await self._queues[shard].remove_dead_consumers()
 
     async def _room(self, allowed: Callable[[], bool] = lambda: True) -> None:
         """Returns as soon as something new may start here."""
@@ -161,7 +170,7 @@ class Intake:
     def _start(self, item: Acquired) -> HeadraceError | None:
         """Makes a job of it and gives its open choices to the engine. An error means: bury it, it never made sense."""
         rid, request = item.claim.rid, item.request
-        too_long: HeadraceError | None = None
+        too_long: ContextLengthExceeded | None = None
         try:
             check_request(request, self._served)
         except ContextLengthExceeded as error:
@@ -173,17 +182,22 @@ class Intake:
             job.replay(item.records, map(decode_record, item.records))
         except (ValueError, msgspec.MsgspecError):
             return EngineFailure("The log of the request could not be read by this worker.")
-        if too_long is not None:
-            self._outbox.add(job)
-            self._outbox.fail(job, too_long.code, too_long.message)
-            return None
-        runnable = job.engine_requests(self._served.max_tokens, self._served.eos_token_ids)
         self._outbox.add(job)
-        for engine_request in runnable:
-            self._engine.add(engine_request)
+        self._run(job, too_long)
         self.counters["takeovers"] += item.claim.epoch > 1
-        log.info("request started", rid=rid, epoch=item.claim.epoch, choices=len(runnable), logged=item.next_seq)
+        log.info("request started", rid=rid, epoch=item.claim.epoch, choices=request.num_choices, logged=item.next_seq)
         if rid in self._early_cancels:
             del self._early_cancels[rid]
             self._outbox.cancel(rid)
         return None
+
+    def _run(self, job: Job, error: ContextLengthExceeded | None) -> None:
+        """Gives the job's open choices to the engine, or ends it with the error, also one of the engine's own door."""
+        try:
+            if error is not None:
+                raise error
+            for choice in job.engine_requests(self._served.max_request_tokens, self._served.eos_token_ids):
+                self._engine.add(choice)
+        except InvalidRequest as refusal:
+            self._outbox.fail(job, refusal.code, refusal.message)
+        self._outbox.touch(job)

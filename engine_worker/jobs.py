@@ -137,10 +137,10 @@ class Job:
                     raise ValueError(f"log record {record.seq} names choice {delta.index} of {len(self.choices)}")
                 self.choices[delta.index].replay(delta)
 
-    def engine_requests(self, max_model_len: int, eos_token_ids: Sequence[int]) -> list[Request]:
+    def engine_requests(self, max_request_tokens: int, eos_token_ids: Sequence[int]) -> list[Request]:
         """What the engine has to run: one Request per choice that has not ended.
 
-        `max_model_len` in tokens of prompt + output. A choice with nothing left to draw is ended here ("length").
+        `max_request_tokens`: prompt + output of one choice. A choice with nothing left to draw ends here ("length").
         """
         request = self.request
         stop_ids = frozenset(request.stop.stop_token_ids)
@@ -148,7 +148,7 @@ class Job:
             stop_ids |= frozenset(eos_token_ids)
         runnable = []
         for choice in self.open_choices():
-            max_tokens = min(request.stop.max_tokens, max_model_len - len(choice.prompt))
+            max_tokens = min(request.stop.max_tokens, max_request_tokens - len(choice.prompt))
             if len(choice.output) >= max_tokens:
                 choice.end("length")
                 continue

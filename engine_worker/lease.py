@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from itertools import groupby
 
 import structlog
 
 from engine_worker.engine_loop import EngineLoop
 from engine_worker.outbox import Outbox
 from engine_worker.waiting import wait_for_event
-from shared.claims import Claim, ClaimQueue, ReplyKind
+from shared.claims import ClaimQueue, ReplyKind
 from shared.connections import REDIS_DOWN
-from shared.keys import shard_of
 
 __all__ = ["Lease"]
 
@@ -69,10 +67,9 @@ class Lease:
                 log.warning("renewal delayed", reason=str(error))
 
     async def _renew(self) -> None:
-        claims = sorted((job.claim for job in self._outbox.jobs.values()), key=_shard)
-        for shard, group in groupby(claims, key=_shard):
-            owned = list(group)
-            for claim, reply in zip(owned, await self._queues[shard].renew(owned), strict=True):
+        for shard, queue in self._queues.items():
+            claims = [job.claim for job in self._outbox.jobs_of(shard)]
+            for claim, reply in zip(claims, await queue.renew(claims), strict=True):
                 job = self._outbox.jobs.get(claim.rid)
                 if job is None or job.claim != claim:
                     continue
@@ -80,7 +77,3 @@ class Lease:
                     self._outbox.drop(claim.rid, reply.kind.name.lower())
                 elif reply.cancelled:
                     self._outbox.cancel(claim.rid)
-
-
-def _shard(claim: Claim) -> int:
-    return shard_of(claim.rid)

@@ -71,12 +71,16 @@ class Outbox:
         """Sequences the engine runs or queues for this worker's jobs."""
         return len(self._choices)
 
+    def jobs_of(self, shard: int) -> list[Job]:
+        """Jobs whose keys live in this shard."""
+        return [job for job in self.jobs.values() if shard_of(job.claim.rid) == shard]
+
     def add(self, job: Job) -> None:
         """Takes a job over; an older acquisition of the same request is dropped first."""
         self.drop(job.claim.rid, "acquired anew")
         self.jobs[job.claim.rid] = job
         self._choices |= {choice.engine_id: (job, choice) for choice in job.open_choices()}
-        self._touch(job)
+        self.touch(job)
 
     def deliver(self, events: Sequence[TokenEvent]) -> None:
         """The events of one engine step. Those of jobs that are gone are ignored."""
@@ -97,13 +101,18 @@ class Outbox:
         job = self.jobs.get(rid)
         if job is not None:
             self._stop_engine(job.cancel())
-            self._touch(job)
+            self.touch(job)
         return job is not None
 
     def fail(self, job: Job, code: str, message: str) -> None:
         """Ends a job with an error for the caller."""
         self._stop_engine(job.fail(code, message))
-        self._touch(job)
+        self.touch(job)
+
+    def touch(self, job: Job) -> None:
+        """Something other than an event of the engine changed the job."""
+        self._forget_ended(job)
+        self._dirty[shard_of(job.claim.rid)].set()
 
     def drop(self, rid: str, why: str) -> None:
         """Forgets a job that is no longer ours to finish and frees its blocks. Nothing is written."""
@@ -147,9 +156,7 @@ class Outbox:
     def _collect(self, shard: int) -> list[Commit]:
         """One record per request with news, plus what an earlier round could not commit."""
         batch: list[Commit] = []
-        for job in self.jobs.values():
-            if shard_of(job.claim.rid) != shard:
-                continue
+        for job in self.jobs_of(shard):
             self._backlog -= job.seal()
             batch += job.unsent(_MAX_BATCH - len(batch))
             if len(batch) >= _MAX_BATCH:
@@ -193,11 +200,6 @@ class Outbox:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
         )
-
-    def _touch(self, job: Job) -> None:
-        """Something other than the engine changed the job."""
-        self._forget_ended(job)
-        self._dirty[shard_of(job.claim.rid)].set()
 
     def _forget_ended(self, job: Job) -> None:
         ended = [c.engine_id for c in job.choices if c.finish_reason is not None and c.engine_id in self._choices]

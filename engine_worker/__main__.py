@@ -1,0 +1,33 @@
+"""`python -m engine_worker`: settings from the environment, one worker, an exit code.
+
+0 after a drain; 2 when settings, model or Redis server cannot be used; 70 and 71 when the engine failed or hung.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from engine_worker.logs import configure_logs
+from engine_worker.settings import SettingsError, read_settings
+from engine_worker.worker import EXIT_UNUSABLE, run_worker
+
+
+def main() -> int:
+    """Runs one worker; returns its exit code."""
+    try:
+        settings = read_settings()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_UNUSABLE
+    configure_logs(settings.log_level)
+    return asyncio.run(run_worker(settings))
+
+
+if __name__ == "__main__":
+    code = main()
+    # A hung or loading thread must not keep the process, and nothing is left to clean up.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,98 @@
+"""From settings to a warm engine: loads the model, makes the engine, runs one tiny request through it.
+
+Runs in a thread of its own, so that heartbeats go on meanwhile. Raises LoadError (model) or ValueError (settings), both
+with a message for the operator.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from engine_worker.config import EngineConfig
+from engine_worker.engine import Engine
+from engine_worker.logs import LoadingProgress
+from engine_worker.models.base import LoadedModel
+from engine_worker.models.loading import load
+from engine_worker.request import Request
+from engine_worker.settings import WorkerSettings
+from shared.messages import ModelCard
+from shared.params import SamplingParams
+from shared.registry import blob_id
+
+__all__ = ["WarmEngine", "load_engine", "make_engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmEngine:
+    """An engine that has run its first steps, and the card that offers its model."""
+
+    engine: Engine
+    loaded: LoadedModel
+    card: ModelCard
+
+
+def load_engine(settings: WorkerSettings) -> WarmEngine:
+    """Blocks for as long as loading takes."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    with LoadingProgress(settings.model or "default model") as progress:
+        loaded = load(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            max_model_len=settings.max_model_len,
+            progress=progress,
+        )
+    return make_engine(settings, loaded)
+
+
+def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
+    """A warm engine of a loaded model."""
+    engine = Engine(
+        loaded,
+        EngineConfig(
+            block_size=settings.block_size,
+            kv_cache_memory=settings.kv_cache_memory,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+            enable_prefix_caching=settings.enable_prefix_caching,
+        ),
+    )
+    _warm_up(engine)
+    return WarmEngine(engine, loaded, _model_card(settings, loaded, engine))
+
+
+def _warm_up(engine: Engine) -> None:
+    """First steps allocate and choose kernels; no client should wait for that. Raises RuntimeError when they fail."""
+    tokens = min(2, engine.max_request_tokens() - 1)
+    engine.add(
+        Request("warm-up", [0], SamplingParams(temperature=0.0), 0, max_tokens=tokens, stop_token_ids=frozenset())
+    )
+    while engine.has_work:
+        for event in engine.step():
+            if event.finish_reason == "error":
+                raise RuntimeError(f"the engine cannot run its first request: {event.error_message}")
+
+
+def _model_card(settings: WorkerSettings, loaded: LoadedModel, engine: Engine) -> ModelCard:
+    config = loaded.config
+    return ModelCard(
+        name=settings.served_model_name or loaded.name,
+        created=int(time.time()),
+        max_model_len=min(config.max_model_len, settings.max_model_len or config.max_model_len),
+        max_request_tokens=engine.max_request_tokens(),
+        vocab_size=config.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        tokenizer=blob_id(loaded.tokenizer_json),
+        chat_template=blob_id(loaded.chat_template.encode()) if loaded.chat_template else "",
+        special_tokens=loaded.special_tokens,
+        add_bos=loaded.add_bos,
+        defaults=loaded.defaults,
+        architecture=config.architecture,
+        dtype=config.dtype,
+        fingerprint=loaded.fingerprint,
+    )
