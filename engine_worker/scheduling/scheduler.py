@@ -18,7 +18,7 @@ from engine_worker.scheduling.batch import BatchBuilder
 __all__ = ["HEADROOM_TOKENS", "Scheduler", "precedence"]
 
 HEADROOM_TOKENS = 64
-"""Hysteresis: a request is admitted only when it and all running ones could grow by this many tokens (or to the end)."""
+"""Hysteresis: a request is admitted only if it and all running ones can grow by this many tokens (or to their end)."""
 
 
 def precedence(request: Request) -> tuple[int, int]:

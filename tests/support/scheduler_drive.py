@@ -1,4 +1,4 @@
-"""Drives a scheduler without a model: a shadow of the KV cache knows what every slot holds, a pure function what follows.
+"""Drives a scheduler without a model: a shadow KV cache knows what every slot holds, a pure function what follows.
 
 An oracle for "no slot is read before it was written, and none holds anything but the request's own prefix".
 """
