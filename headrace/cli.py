@@ -15,10 +15,10 @@ from typing import Annotated, NoReturn
 import typer
 from redis.asyncio import Redis
 
-from headrace import __version__, chat, serve, status
+from headrace import __version__, chat, dead, serve, status
 from headrace.children import program
 from headrace.embedded import find_running
-from headrace.flags import API, COMMON, WORKER, takes
+from headrace.flags import API, COMMON, REDIS_URL, WORKER, takes
 from shared.connections import REDIS_DOWN, command_client
 
 __all__ = ["app", "main"]
@@ -44,6 +44,7 @@ Model = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Rid = Annotated[str, typer.Argument(help="Request id, as `headrace dead list` shows it.")]
+Rids = Annotated[list[str], typer.Argument(help="Request ids, as `headrace dead list` shows them.")]
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:
@@ -161,8 +162,39 @@ def status_command(
     ] = None,
 ) -> None:
     """Show workers, models, queues and cache use."""
-    shards = int(settings.get("HEADRACE_SHARDS", "1"))
-    raise typer.Exit(_look_into(settings, lambda redis: status.run(redis, shards, json, worker_on)))
+    raise typer.Exit(_look_into(settings, lambda redis: status.run(redis, _shards(settings), json, worker_on)))
+
+
+def _shards(settings: dict[str, str]) -> int:
+    return int(settings.get("HEADRACE_SHARDS", "1"))
+
+
+@dead_app.command("list")
+@takes(*COMMON[:2])
+def dead_list(settings: dict[str, str], json: AsJson = False) -> None:
+    """List dead letters, newest first."""
+    raise typer.Exit(_look_into(settings, lambda redis: dead.list_letters(redis, _shards(settings), json)))
+
+
+@dead_app.command("show")
+@takes(REDIS_URL)
+def dead_show(settings: dict[str, str], request: Rid) -> None:
+    """Show one dead letter with its request, as JSON."""
+    raise typer.Exit(_look_into(settings, lambda redis: dead.show(redis, request)))
+
+
+@dead_app.command("replay")
+@takes(REDIS_URL)
+def dead_replay(settings: dict[str, str], requests: Rids) -> None:
+    """Queue requests again, under new ids."""
+    raise typer.Exit(_look_into(settings, lambda redis: dead.replay(redis, requests)))
+
+
+@dead_app.command("drop")
+@takes(REDIS_URL)
+def dead_drop(settings: dict[str, str], requests: Rids) -> None:
+    """Forget requests."""
+    raise typer.Exit(_look_into(settings, lambda redis: dead.drop(redis, requests)))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ from headrace import __version__
 from headrace.children import Child, Guard, StartFailure, program
 from headrace.embedded import EmbeddedServer, NoServer, ping
 from headrace.ready import base_url, ready_text, wait_ready
+from shared.connections import REDIS_DOWN, command_client
+from shared.pending import release_consumer
 
 __all__ = ["Plan", "Refused", "claim_port", "engine_threads", "run", "without_password"]
 
@@ -115,6 +118,7 @@ class _Service:
         self._redis: Child | None = None
         self._workers: list[Child] = []
         self._pod: Child | None = None
+        self._model = ""
         self._stop = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -172,13 +176,14 @@ class _Service:
                 "and REDIS_URL unset to get an embedded one"
             )
         settings = {**self._plan.settings, "HEADRACE_REDIS_URL": self._url, "HEADRACE_PORT": str(self._port)}
-        self._workers = [
-            self._start(f"worker {i + 1}", program("engine_worker"), self._worker_settings(settings, i))
-            for i in range(self._plan.workers)
-        ]
+        for index in range(self._plan.workers):
+            own = self._worker_settings(settings, index)
+            worker = self._start(f"worker {index + 1}", program("engine_worker"), own)
+            worker.ended = partial(self._release, own["HEADRACE_WORKER_ID"])
+            self._workers.append(worker)
         self._pod = self._start("api", program("api_service"), settings)
         url = base_url(self._plan.host, self._port)
-        model = await wait_ready(url, settings)
+        self._model = model = await wait_ready(url, settings)
         for child in self._children():
             child.settled = True
         print(ready_text(url, model, settings, without_password(self._url)), flush=True)
@@ -190,6 +195,17 @@ class _Service:
         name = settings.get("HEADRACE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
         suffix = f"-{index + 1}" if self._plan.workers > 1 else ""
         return {**own, **settings, "HEADRACE_WORKER_ID": name + suffix}
+
+    async def _release(self, worker_id: str, _code: int) -> None:
+        """A worker is surely gone: others may take over what it ran now, not after a lease."""
+        redis = command_client(self._url)
+        try:
+            for shard in range(int(self._plan.settings.get("HEADRACE_SHARDS", "1"))):
+                await release_consumer(redis, worker_id, self._model, shard)
+        except REDIS_DOWN as error:
+            say(f"requests of {worker_id} wait for their lease: {error}")
+        finally:
+            await redis.aclose()
 
     async def _shut_down(self) -> None:
         if self._pod is not None:

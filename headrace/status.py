@@ -11,11 +11,11 @@ from typing import Any, TypedDict
 import msgspec.structs
 from redis.asyncio import Redis
 from rich.console import Console
-from rich.table import Table
-from shared.registry import list_models, list_workers
 
+from headrace.tables import console, table
 from shared.messages import ModelCard, WorkerCard
 from shared.queue import RequestQueue
+from shared.registry import list_models, list_workers
 
 __all__ = ["Status", "collect", "run", "show", "worker_ready_on"]
 
@@ -70,16 +70,7 @@ def _cache_use(worker: dict[str, Any]) -> str:
     return f"{100 * worker['kv_blocks_used'] / total:.0f} %" if total else "-"
 
 
-def _table(title: str, columns: list[str], rows: list[list[Any]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right", no_wrap=True, header_style="dim")
-    for row in rows:
-        table.add_row(*map(str, row))
-    return table
-
-
-def show(status: Status, console: Console) -> None:
+def show(status: Status, out: Console) -> None:
     """Prints the tables; an empty one says what its emptiness means."""
     workers = [
         [w["worker_id"], w["state"], w["model"], f"{w['running']}/{w['max_num_seqs']}",
@@ -87,9 +78,9 @@ def show(status: Status, console: Console) -> None:
         for w in status["workers"]
     ]  # fmt: skip
     if workers:
-        console.print(_table("Workers", ["worker", "state", "model", "running", "cache", "tokens/s"], workers))
+        out.print(table(["worker", "state", "model", "running", "cache", "tokens/s"], workers, title="Workers"))
     else:
-        console.print("[bold]Workers[/]\nnone: nothing serves until a worker starts (headrace worker)")
+        out.print("[bold]Workers[/]\nnone: nothing serves until a worker starts (headrace worker)")
     waiting = {queue["model"]: queue for queue in status["queues"]}
     models = [
         [m["name"], m["dtype"], m["max_model_len"], m["workers_ready"], waiting[m["name"]]["running"],
@@ -98,8 +89,8 @@ def show(status: Status, console: Console) -> None:
     ]  # fmt: skip
     if models:
         columns = ["model", "dtype", "window", "workers", "running", "waiting", "tokens waiting"]
-        console.print()
-        console.print(_table("Models", columns, models))
+        out.print()
+        out.print(table(columns, models, title="Models"))
 
 
 def worker_ready_on(host: str, status: Status) -> bool:
@@ -120,5 +111,5 @@ async def run(redis: Redis, shards: int, as_json: bool, worker_on: str | None) -
     if as_json:
         print(json.dumps(status, indent=2))
     else:
-        show(status, Console(highlight=False))
+        show(status, console())
     return 0
