@@ -37,6 +37,7 @@ class Sampler:
         self._adjuster = Adjuster()
         self._drawer = Drawer()
 
+    @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> list[SampledToken]:
         """logits float32 [R, V], overwritten; row i belongs to rows[i]. Greedy rows take the exact arg max."""
         logits = logits.contiguous()
