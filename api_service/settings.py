@@ -24,28 +24,29 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", frozen=True, extra="ignore", populate_by_name=True)
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=65535)
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", validation_alias=AliasChoices("redis_url", "HEADRACE_REDIS_URL", "REDIS_URL")
+        default="redis://127.0.0.1:6379/0",
+        validation_alias=AliasChoices("redis_url", "HEADRACE_REDIS_URL", "REDIS_URL"),
     )
-    api_key: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False)
+    api_key: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)
     """Keys that clients may send; once there is one, every route but the probes asks for it."""
     api_key_file: Path | None = None
     """More keys, one a line."""
-    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
-    max_queue_requests: int = Field(1024, ge=1)
-    max_queue_tokens: int = Field(4 * 1024 * 1024, ge=1)
-    keepalive_s: float = Field(15.0, ge=0.05)
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
+    max_queue_requests: int = Field(default=1024, ge=1)
+    max_queue_tokens: int = Field(default=4 * 1024 * 1024, ge=1)
+    keepalive_s: float = Field(default=15.0, ge=0.05)
     """A silent stream gets a comment line this often."""
-    retention_ms: int = Field(RETENTION_MS, ge=1000)
-    drain_timeout_s: float = Field(10.0, ge=0)
-    shards: int = Field(1, ge=1, le=64)
-    max_streams: int = Field(1024, ge=1)
+    retention_ms: int = Field(default=RETENTION_MS, ge=1000)
+    drain_timeout_s: float = Field(default=10.0, ge=0)
+    shards: int = Field(default=1, ge=1, le=64)
+    max_streams: int = Field(default=1024, ge=1)
     """Requests this pod carries at once, streamed or not."""
     root_path: str = ""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    timeout_keep_alive: int = Field(120, ge=1)
+    timeout_keep_alive: int = Field(default=120, ge=1)
 
     @field_validator("api_key", "cors_origins", mode="before")
     @classmethod

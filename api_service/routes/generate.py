@@ -1,0 +1,180 @@
+"""What chat and text completions do alike: admit, parse, prepare, queue, and answer as a stream or as one JSON body.
+
+In: a request, the model of its body and how to prepare it. Out: a response that holds the permit until its last byte.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api_service.admission import Permit
+from api_service.answers import Answer
+from api_service.body import INLINE_BYTES, check_content_type, parse_json
+from api_service.chunks import StreamWriter
+from api_service.delivery import EventStream, collect
+from api_service.logprobs import Speller
+from api_service.prepare.model import ServedModel
+from api_service.retries import RetryKey, retry_key, shard_of_digest
+from api_service.schemas.common import GenerationBody
+from api_service.services import Services
+from api_service.stream import Stream
+from shared.connections import REDIS_DOWN
+from shared.errors import InvalidRequest, PodDraining, RedisUnavailable
+from shared.keys import new_rid
+from shared.messages import GenerateRequest
+
+__all__ = ["body_schema", "generate", "services_of", "speller_for", "stream_response"]
+
+KEEP_RUNNING = "X-Headrace-Keep-Running"
+"""Seconds a request goes on after its client has gone."""
+REQUEST_TIMEOUT = "X-Request-Timeout"
+"""Seconds in which a request must have been started."""
+_MAX_KEEP_RUNNING_S = 3600.0
+_MAX_TIMEOUT_S = 86_400.0
+_CLIENT_GONE = 499
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def body_schema(model: type[GenerationBody]) -> dict[str, Any]:
+    """The OpenAPI part of a body that the route parses itself."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def generate(
+    request: Request, body_type: type[BodyT], prepare: Callable[[BodyT, ServedModel], GenerateRequest]
+) -> Response:
+    """Raises HeadraceError for everything that is refused before the first byte."""
+    services = services_of(request)
+    permit = services.admission.admit()
+    try:
+        check_content_type(request)
+        data = await request.body()
+        parsing = partial(parse_json, data, body_type)
+        body = parsing() if len(data) <= INLINE_BYTES else await services.in_thread(parsing)
+        tenant = request.state.tenant
+        retry = retry_key(request.headers, tenant, request.url.path, data)
+        grace_s = _seconds(request, KEEP_RUNNING, _MAX_KEEP_RUNNING_S)
+        deadline_s = _deadline(request, body)
+        model = await services.registry.served(body.model)
+        prepared = await services.in_thread(prepare, body, model)
+        queued = msgspec.structs.replace(
+            prepared,
+            rid=new_rid(_shard(services, retry)),
+            tenant=tenant,
+            created=int(time.time()),
+            deadline_ms=await _redis_deadline(services, deadline_s),
+            grace_ms=int((grace_s or 0) * 1000),
+        )
+        stream = await services.relay.open(queued, retry, deadline_s)
+        speller = _speller(model, stream.request)
+        if body.stream:
+            return stream_response(services, stream, StreamWriter(stream.request, speller), permit)
+        return await _whole(services, stream, speller, permit, request, resumable=retry is not None)
+    except BaseException:
+        permit.release()
+        raise
+
+
+def stream_response(services: Services, stream: Stream, writer: StreamWriter, permit: Permit) -> EventStream:
+    def done() -> None:
+        services.relay.leave(stream)
+        permit.release()
+
+    return EventStream(stream, writer, services.pulse, done)
+
+
+async def speller_for(services: Services, request: GenerateRequest) -> Speller | None:
+    """From the request's metadata alone, for a pod that resumes its stream. Raises ModelNotFound, RedisUnavailable."""
+    if request.sampling.logprobs is None:
+        return None
+    vocabulary = await services.registry.vocabulary(request.tokenizer)
+    return Speller(vocabulary.token_bytes, skip_special_tokens=request.stop.skip_special_tokens)
+
+
+def _speller(model: ServedModel, request: GenerateRequest) -> Speller | None:
+    if request.sampling.logprobs is None:
+        return None
+    return Speller(model.vocabulary.token_bytes, skip_special_tokens=request.stop.skip_special_tokens)
+
+
+async def _whole(
+    services: Services,
+    stream: Stream,
+    speller: Speller | None,
+    permit: Permit,
+    request: Request,
+    *,
+    resumable: bool,
+) -> Response:
+    answer = Answer(stream.request, speller)
+    try:
+        finished = await collect(stream, answer, request.receive)
+    except PodDraining:
+        if not resumable:  # nobody could find it again
+            services.relay.cancel(stream)
+        raise
+    finally:
+        services.relay.leave(stream)
+        permit.release()
+    if not finished:
+        return Response(status_code=_CLIENT_GONE)
+    return Response(answer.body(), media_type="application/json")
+
+
+def _shard(services: Services, retry: RetryKey | None) -> int:
+    shards = services.settings.shards
+    return random.randrange(shards) if retry is None else shard_of_digest(retry.digest, shards)
+
+
+def _deadline(request: Request, body: GenerationBody) -> float | None:
+    """Seconds from now, the shorter one of header and field."""
+    header = _seconds(request, REQUEST_TIMEOUT, _MAX_TIMEOUT_S)
+    field = None if body.deadline_ms is None else body.deadline_ms / 1000
+    given = [seconds for seconds in (header, field) if seconds is not None]
+    return min(given, default=None)
+
+
+def _seconds(request: Request, header: str, most: float) -> float | None:
+    given = request.headers.get(header)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= most:
+        raise InvalidRequest(f"The header '{header}' must be a number of seconds up to {most:g}.", param=header)
+    return seconds
+
+
+async def _redis_deadline(services: Services, deadline_s: float | None) -> int:
+    """By the clock that workers are measured with."""
+    if deadline_s is None:
+        return 0
+    try:
+        seconds, micros = await services.relay.detached(_redis_time(services))
+    except REDIS_DOWN as error:
+        raise RedisUnavailable("The queue cannot be reached at the moment. Try again.", retry_after=1.0) from error
+    return int(seconds * 1000 + micros // 1000 + deadline_s * 1000)
+
+
+async def _redis_time(services: Services) -> tuple[int, int]:
+    seconds, micros = await services.redis.time()
+    return seconds, micros

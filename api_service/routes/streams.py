@@ -1,0 +1,78 @@
+"""GET /v1/streams/{id}: the rest of a stream, from any pod, then live; finished streams until their retention ends.
+
+In: an id as any event shows it, and a cursor (Last-Event-ID, else starting_after; neither: from the start). Out: the
+very events that the first connection would have got after that cursor.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import APIRouter, Request, Response
+
+from api_service.chunks import BEFORE_OPENING, StreamWriter
+from api_service.routes.generate import services_of, speller_for, stream_response
+from shared.errors import CursorAhead, InvalidRequest, StreamNotFound
+from shared.keys import shard_of
+from shared.queue import RequestState
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["streams"])
+
+_PREFIX = re.compile(r"^(chatcmpl-|cmpl-)")
+_CURSOR = re.compile(r"-1|\d{1,12}")
+
+
+@router.get("/v1/streams/{stream_id}")
+async def resume_stream(request: Request, stream_id: str, starting_after: str | None = None) -> Response:
+    """404 for what is no id of ours, 410 for a stream no longer kept, 400 for a cursor that it has not reached."""
+    rid = _rid(stream_id)
+    cursor = _cursor(rid, request.headers.get("last-event-id"), starting_after)
+    services = services_of(request)
+    permit = services.admission.admit()
+    try:
+        stream, state = await services.relay.resume(rid, request.state.tenant)
+        try:
+            _check_cursor(cursor, state)
+            speller = await speller_for(services, stream.request)
+        except BaseException:
+            stream.closed = True
+            raise
+        services.metrics.resumed()
+        return stream_response(services, stream, StreamWriter(stream.request, speller, cursor), permit)
+    except BaseException:
+        permit.release()
+        raise
+
+
+def _rid(stream_id: str) -> str:
+    rid = _PREFIX.sub("", stream_id)
+    try:
+        shard_of(rid)
+    except ValueError:
+        raise StreamNotFound("There is no stream of this id.", param="id") from None
+    return rid
+
+
+def _cursor(rid: str, last_event_id: str | None, starting_after: str | None) -> int:
+    """A reconnecting EventSource repeats its URL and adds the header, so the header is the newer word."""
+    if last_event_id:
+        named, _, number = last_event_id.rpartition(":")
+        if named and _PREFIX.sub("", named) != rid:
+            raise InvalidRequest("'Last-Event-ID' belongs to another stream.", param="Last-Event-ID")
+        return _number(number, "Last-Event-ID")
+    return BEFORE_OPENING if starting_after is None else _number(starting_after, "starting_after")
+
+
+def _number(text: str, param: str) -> int:
+    if not _CURSOR.fullmatch(text):
+        raise InvalidRequest(f"'{param}' must end in the number of an event, -1 or more.", param=param)
+    return int(text)
+
+
+def _check_cursor(cursor: int, state: RequestState) -> None:
+    """The usage event of a finished stream has the number after its last record."""
+    newest = state.next - 1 + (state.state == "done" and state.request.include_usage)
+    if cursor > newest:
+        raise CursorAhead(f"The stream has not reached event {cursor}; its newest is {newest}.", param="starting_after")

@@ -1,0 +1,85 @@
+"""The HTTP server around the app: our own signals, so that a drain is ours to run before uvicorn closes anything.
+
+SIGTERM or SIGINT: /ready says no, answers carry `Connection: close`, streams go on for drain_timeout_s, then end with
+an error that says how to resume; only then uvicorn shuts down. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+
+from api_service.app import create_app
+from api_service.services import Services
+from api_service.settings import Settings
+
+__all__ = ["PodServer"]
+
+_GRACEFUL_S = 2
+"""For uvicorn's own shutdown, when all streams are over."""
+
+log = structlog.get_logger(__name__)
+
+
+class PodServer(uvicorn.Server):
+    """A uvicorn server whose stop is a drain. Use `run_until_stopped()`."""
+
+    def __init__(self, settings: Settings) -> None:
+        app = create_app(settings)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                access_log=False,
+                lifespan="on",
+                ws="none",
+                timeout_keep_alive=settings.timeout_keep_alive,
+                timeout_graceful_shutdown=_GRACEFUL_S,
+                server_header=False,
+            )
+        )
+        self._settings = settings
+        self._services: Services = app.state.services
+        self._stop = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own handlers stay out: ours are the event loop's, set in run_until_stopped()."""
+        yield
+
+    async def run_until_stopped(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        drain = asyncio.create_task(self._drain_when_stopped(), name="drain")
+        try:
+            await self.serve()
+        finally:
+            drain.cancel()
+
+    def stop(self) -> None:
+        """Begins the drain; called again, ends the process without waiting."""
+        if self._stop.is_set():
+            self.should_exit = self.force_exit = True
+        self._stop.set()
+
+    async def _drain_when_stopped(self) -> None:
+        await self._stop.wait()
+        self._services.draining = True
+        relay = self._services.relay
+        log.info("draining", streams=relay.open_streams, limit_s=self._settings.drain_timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await self._services.admission.idle.wait()
+        relay.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACEFUL_S):
+                await self._services.admission.idle.wait()
+        self.should_exit = True

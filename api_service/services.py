@@ -1,0 +1,66 @@
+"""Everything a pod's routes use, made once from the settings: Redis clients, queue, registry view, relay, pools.
+
+In: settings. Out: `Services`, opened and closed by the app's lifespan. No state that matters: what is here can die
+with the process at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+from api_service.admission import Admission
+from api_service.delivery import Pulse
+from api_service.metrics import Metrics
+from api_service.registry_view import RegistryView
+from api_service.relay import Relay
+from api_service.settings import Settings
+from shared.channel import Subscriber
+from shared.connections import REDIS_DOWN, command_client
+from shared.queue import RequestQueue
+
+__all__ = ["Services"]
+
+_PREPARE_THREADS = 2
+"""Templates and parsing hold the GIL; more threads would only take turns with the event loop."""
+_CLOSE_S = 1.0
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Services:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.redis = command_client(settings.redis_url)
+        self.queue = RequestQueue(self.redis, retention_ms=settings.retention_ms)
+        self.subscriber = Subscriber(settings.redis_url)
+        self.registry = RegistryView(self.redis, self.queue, settings.shards)
+        self.metrics = Metrics(lambda: self.registry.snapshot)
+        self.relay = Relay(self.queue, self.redis, self.subscriber, self.metrics, settings)
+        self.admission = Admission(settings.max_streams)
+        self.pulse = Pulse(settings.keepalive_s)
+        self.draining = False
+        self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="prepare")
+
+    async def open(self) -> None:
+        self.registry.start()
+        self.pulse.start()
+
+    async def close(self) -> None:
+        """Time-limited throughout: a Redis that does not answer must not keep the process alive."""
+        self.pulse.close()
+        await self.relay.close()
+        await self.registry.close()
+        await self.subscriber.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with suppress(*REDIS_DOWN):  # TimeoutError is an OSError and so among them
+            async with asyncio.timeout(_CLOSE_S):
+                await self.redis.aclose()
+
+    async def in_thread(self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Runs blocking work (templates, tokenizing, parsing) off the event loop, two at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))

@@ -1,0 +1,59 @@
+"""What a relay task and an HTTP handler share of one request: records that have arrived and how it ended.
+
+In: records from the relay. Out: the same, in order, to the handler. One event loop; the relay task writes, the
+handler reads and waits on `wake`, which the disconnect watcher and the keep-alive clock set as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from shared.errors import HeadraceError
+from shared.messages import GenerateRequest, Record
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    def __init__(self, request: GenerateRequest, *, owned: bool) -> None:
+        """`owned`: this pod got the request accepted, so it is the one that counts it."""
+        self.request = request
+        self.owned = owned
+        self.raw: list[bytes] = []
+        """Every record from seq 0, as it came: what is needed to queue the request again should Redis lose it."""
+        self.ended = False
+        """The terminal record has arrived."""
+        self.error: HeadraceError | None = None
+        """Set by the pod itself when it gives up on the stream; the request's own errors are in the terminal record."""
+        self.left = False
+        """The client has gone."""
+        self.closed = False
+        """Nobody here wants more of it."""
+        self.wake = asyncio.Event()
+        self._fresh: list[Record] = []
+
+    @property
+    def over(self) -> bool:
+        return self.ended or self.closed or self.error is not None
+
+    @property
+    def last(self) -> int:
+        """seq of the latest record, -1 before the first."""
+        return len(self.raw) - 1
+
+    def push(self, raw: bytes, record: Record) -> None:
+        self.raw.append(raw)
+        self.ended = record.end is not None
+        if not self.left:
+            self._fresh.append(record)
+            self.wake.set()
+
+    def take(self) -> list[Record]:
+        """The records since the last call."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def fail(self, error: HeadraceError) -> None:
+        if not self.over:
+            self.error = error
+            self.wake.set()
