@@ -112,9 +112,9 @@ class ClaimQueue:
 
     async def own_pending(self, count: int = _OWN_LIMIT) -> list[Entry]:
         """Entries pending under this name that this process does not hold: after a restart, an error, a lost reply."""
-        entries, left = await self._pending.take(count, 0, self._consumer)
-        self._unsure = left or len(entries) >= count
-        return entries
+        entries, left = await self._pending.take(_OWN_LIMIT, 0, self._consumer)
+        self._unsure = left or len(entries) > count
+        return entries[:count]
 
     async def reclaim(self, count: int) -> list[Entry]:
         """Up to `count` entries whose owner was silent for a lease, or that were handed back.

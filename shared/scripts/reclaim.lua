@@ -1,7 +1,7 @@
 -- Takes entries whose owner has gone silent, or the caller's own, and removes those of ended requests.
 -- KEYS  1 queue (stream)
 -- ARGV  1 consumer  2 instance  3 idle ms an entry must have reached  4 count  5 whose entries ('' = anybody's)
---       6 suspects: 0 leave, 1 take one when nothing else was found  7 max tries  8 request key prefix of the shard
+--       6 what: 0 all but suspects, 1 one suspect  7 max tries  8 request key prefix of the shard
 -- Reply {number of suspects seen, entry id, rid, entry id, rid, …}
 -- Why   A suspect was acquired and then lost without one record: it may be what killed its worker. It is given last and alone,
 --       so that a second death convicts it and nobody else. One with all its tries used up is no danger (acquire buries
@@ -43,7 +43,7 @@ local function classify(entry)
   return rid, 'take'
 end
 
-local reply, suspects, suspect = {0}, 0, nil
+local reply, suspects, wanted = {0}, 0, ARGV[6] == '1' and 'suspect' or 'take'
 local function take(entry, rid)
   redis.call('XCLAIM', queue, GROUP, consumer, 0, entry, 'IDLE', 0, 'JUSTID')
   if whose == '' then redis.call('HDEL', ARGV[8] .. rid, 'lease') end
@@ -57,14 +57,10 @@ repeat
   for _, item in ipairs(page) do
     if #reply > 2 * count then break end
     local rid, kind = classify(item[1])
-    if kind == 'take' then take(item[1], rid) end
-    if kind == 'suspect' then
-      suspects = suspects + 1
-      suspect = suspect or {item[1], rid}
-    end
+    if kind == 'suspect' then suspects = suspects + 1 end
+    if kind == wanted then take(item[1], rid) end
     from = '(' .. item[1]
   end
 until #page < PAGE or #reply > 2 * count
-if ARGV[6] == '1' and suspect and #reply == 1 then take(suspect[1], suspect[2]) end
 reply[1] = suspects
 return reply
