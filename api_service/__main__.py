@@ -46,7 +46,9 @@ async def _serve(settings: Settings) -> None:
         log.warning("redis cannot be reached yet", error=str(error))
     finally:
         await redis.aclose()
-    await PodServer(settings).run_until_stopped()
+    server = PodServer(settings)
+    server.handle_signals()
+    await server.serve()
 
 
 def _set_up_logging(level: str) -> None:

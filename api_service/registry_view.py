@@ -88,7 +88,7 @@ class RegistryView:
             await self.refresh()
             card = self.snapshot.models.get(name)
         if card is None:
-            raise self._unknown(name)
+            raise self.unknown(name)
         model = self._models.get(name)
         if model is None or model.card != card:
             template = await self._template(card.chat_template)
@@ -117,7 +117,8 @@ class RegistryView:
     def _refresh_done(self, _: object) -> None:
         self._refreshing = None
 
-    def _unknown(self, name: str) -> HeadraceError:
+    def unknown(self, name: str) -> HeadraceError:
+        """Why there is no model of this name now."""
         if not self.snapshot.redis_ok:
             return RedisUnavailable("The queue cannot be reached at the moment. Try again.", retry_after=1.0)
         if name in self._seen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 
 import structlog
@@ -27,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class PodServer(uvicorn.Server):
-    """A uvicorn server whose stop is a drain. Use `run_until_stopped()`."""
+    """A uvicorn server whose stop is a drain. `serve()` returns when it is over."""
 
     def __init__(self, settings: Settings) -> None:
         app = create_app(settings)
@@ -51,16 +52,18 @@ class PodServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own handlers stay out: ours are the event loop's, set in run_until_stopped()."""
+        """uvicorn's own handlers stay out: see handle_signals()."""
         yield
 
-    async def run_until_stopped(self) -> None:
-        loop = asyncio.get_running_loop()
+    def handle_signals(self) -> None:
+        """Makes SIGTERM and SIGINT call stop(), from the running event loop."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         drain = asyncio.create_task(self._drain_when_stopped(), name="drain")
         try:
-            await self.serve()
+            await super().serve(sockets)
         finally:
             drain.cancel()
 

@@ -140,7 +140,7 @@ class RequestCancelled(HeadraceError):
 
 
 class PodDraining(HeadraceError):
-    code = "pod_draining"
+    code = "resume"
     status = 503
     type = "service_unavailable_error"
 

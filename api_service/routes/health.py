@@ -31,7 +31,7 @@ async def health() -> Response:
 
 @probes.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 when a request sent now would be worked on; else 503 with the reason. Shows the age of workers' last steps."""
+    """200 when a request sent now would be worked on, else 503 with the reason. Shows the age of workers' last step."""
     services = services_of(request)
     reason = _not_ready(services)
     workers = [

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from api_service.routes.generate import services_of
 from api_service.sse import json_bytes
-from shared.errors import ModelNotFound, RedisUnavailable
+from shared.errors import RedisUnavailable
 from shared.messages import ModelCard
 
 __all__ = ["router"]
@@ -27,7 +27,7 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request, model_id: str) -> Response:
     card = (await _cards(request)).get(model_id)
     if card is None:
-        raise ModelNotFound(f"The model '{model_id[:200]}' does not exist.", param="model")
+        raise services_of(request).registry.unknown(model_id)
     return _json(_entry(card))
 
 

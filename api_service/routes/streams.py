@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from api_service.chunks import BEFORE_OPENING, StreamWriter
 from api_service.routes.generate import services_of, speller_for, stream_response
 from shared.errors import CursorAhead, InvalidRequest, StreamNotFound
-from shared.keys import shard_of
+from shared.keys import is_rid
 from shared.queue import RequestState
 
 __all__ = ["router"]
@@ -48,10 +48,8 @@ async def resume_stream(request: Request, stream_id: str, starting_after: str | 
 
 def _rid(stream_id: str) -> str:
     rid = _PREFIX.sub("", stream_id)
-    try:
-        shard_of(rid)
-    except ValueError:
-        raise StreamNotFound("There is no stream of this id.", param="id") from None
+    if not is_rid(rid):
+        raise StreamNotFound("There is no stream of this id.", param="id")
     return rid
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from api_service.schemas.common import Body, GenerationBody
 from shared.errors import InvalidRequest
@@ -58,7 +58,7 @@ class Message(Body):
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
     ] = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast()] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -67,7 +67,7 @@ _TOOL_CHOICES = ("none", "auto", "required")
 
 
 class ChatCompletionRequest(GenerationBody):
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """Wins over max_tokens, its old name."""
     logprobs: bool | None = None
