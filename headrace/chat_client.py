@@ -23,6 +23,9 @@ FIRST_BACKOFF_S = 0.25
 MAX_RECONNECTS = 8
 """In a row without a new event; about 20 s in all."""
 Stream = AbstractContextManager[httpx.Response]
+KEEP_RUNNING_S = "3"
+_AWAY = {httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE}
+_RESUMABLE = {"pod_draining", "redis_unavailable"}
 _TIMEOUT = httpx.Timeout(connect=10, read=120, write=30, pool=10)
 
 
@@ -86,17 +89,23 @@ class ChatClient:
         """Pieces of the answer. Closing the iterator ends the generation. Raises ChatError; what was yielded stands."""
         reply = _Reply()
         reconnects = 0
-        once = {"Idempotency-Key": uuid.uuid4().hex}  # asking again attaches to the same answer
+        # Asking again attaches to the same answer, and the server does not drop it before we are back.
+        once = {"Idempotency-Key": uuid.uuid4().hex, "X-Headrace-Keep-Running": KEEP_RUNNING_S}
         while not reply.complete:
             seen = reply.last_id
             try:
                 with self._open(model, messages, seen, once) as response:
                     if response.status_code != httpx.codes.OK:
                         response.read()
-                        raise ChatError(_refusal(response))
-                    for event in read_events(response.iter_bytes()):
-                        yield from reply.take(event)
-                trouble = "the server ended the stream too early"
+                        trouble = _refusal(response)
+                        if not seen or response.status_code not in _AWAY:
+                            raise ChatError(trouble)
+                    else:
+                        trouble = "the server ended the stream too early"
+                        for event in read_events(response.iter_bytes()):
+                            yield from reply.take(event)
+            except _Interrupted as error:
+                trouble = str(error)
             except httpx.TransportError as error:
                 trouble = str(error) or type(error).__name__
             if reply.complete:
@@ -115,6 +124,10 @@ class ChatClient:
         return self._http.stream("POST", f"{self._base_url}/chat/completions", json=body, headers=once)
 
 
+class _Interrupted(Exception):
+    """The server ends the connection and says that the stream goes on elsewhere."""
+
+
 class _Reply:
     """What is known of the answer so far."""
 
@@ -124,7 +137,7 @@ class _Reply:
         self.complete = False
 
     def take(self, event: Event) -> Iterator[str]:
-        """The text of one event. Raises ChatError when it is an error event."""
+        """The text of one event. Raises ChatError or _Interrupted when it is an error event."""
         self.last_id = event.id or self.last_id
         if event.data == "[DONE]":
             self.complete = True
@@ -133,8 +146,9 @@ class _Reply:
             chunk = json.loads(event.data)
         except ValueError as error:
             raise ChatError(f"the server sent something that is not JSON: {event.data[:200]}") from error
-        if chunk.get("error"):
-            raise ChatError(str(chunk["error"].get("message", chunk["error"])))
+        if fault := chunk.get("error"):
+            kind = _Interrupted if fault.get("code") in _RESUMABLE and self.last_id else ChatError
+            raise kind(str(fault.get("message", fault)))
         for choice in chunk.get("choices", []):
             # Some servers close the connection after the finish reason, without [DONE].
             self.complete = self.complete or choice.get("finish_reason") is not None

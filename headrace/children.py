@@ -35,6 +35,7 @@ class StartFailure(Exception):
 
     def __init__(self, name: str, code: int) -> None:
         super().__init__(f"{name} {_how(code)} before the service was ready; its own lines above say why")
+        self.name = name
         self.code = code
 
 

@@ -25,6 +25,7 @@ OLDEST = (7, 0)
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)\S*")
 _PREFIX = "headrace-"
 _SOCKET = "redis.sock"
+_LOG = "redis.log"
 _MAX_SOCKET_PATH = 100
 """Bytes; the kernel's limit is 104 to 108."""
 
@@ -114,9 +115,14 @@ class EmbeddedServer:
             "appendfsync": "everysec",
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
-            "loglevel": "warning",
+            "logfile": str(self.directory / _LOG),
         }
         return [str(self.binary), *(word for key, value in options.items() for word in (f"--{key}", value))]
+
+    def last_words(self) -> str:
+        """The end of what the server wrote to its log, for the case that it did not start."""
+        log = self.directory / _LOG
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
     def remove(self) -> None:
         """Removes the private directory; a data directory of the user's stays."""

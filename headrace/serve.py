@@ -30,6 +30,7 @@ REDIS_START_S = 30.0
 """A long append-only file takes a while to load."""
 REDIS_CONNECT_S = 3.0
 REDIS_STOP_S = 10.0
+_REDIS = "redis"
 STOP_MARGIN_S = 5.0
 """What a program gets beyond its own drain time before it is killed."""
 
@@ -168,7 +169,7 @@ class _Service:
     async def _bring_up(self) -> None:
         """Redis, then workers and pod together, then wait until a request would be answered, and say so."""
         if self._server is not None:
-            self._redis = self._start("redis", self._server.command(), {})
+            self._redis = self._start(_REDIS, self._server.command(), {})
         trouble = await ping(self._url, REDIS_START_S if self._server else REDIS_CONNECT_S)
         if trouble is not None:
             raise Refused(
@@ -230,6 +231,10 @@ async def _serve(plan: Plan) -> None:
     try:
         _announce(plan, server)
         await _Service(plan, port, server, guard).run()
+    except StartFailure as failure:
+        if server is not None and failure.name == _REDIS:
+            print(server.last_words(), file=sys.stderr)
+        raise
     finally:
         guard.close()
         if server is not None:

@@ -1,4 +1,4 @@
-"""Tables for the terminal. In: columns and rows. Out: text as wide as the terminal; in a pipe or file, as its content."""
+"""Tables for the terminal. In: columns and rows. Out: text as wide as the terminal, or in a pipe as its content."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ class OpenAIStub:
         self.ids = ids
         self.done = done
         self.status = status
+        self.farewell: dict[str, str] | None = None
+        """The error that a connection ends with instead of breaking in the middle of an event."""
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
         self.hold = threading.Event()
         """Set: a stream stops before its last word until the client has gone."""
@@ -100,7 +102,8 @@ def _handler(stub: OpenAIStub) -> type[BaseHTTPRequestHandler]:
             cut = stub.cuts.pop(0) if stub.cuts else len(events)
             for number, event in enumerate(events[first:]):
                 if number == cut:
-                    self.wfile.write(event[: len(event) // 2])  # in the middle of an event
+                    last = f"data: {json.dumps({'error': stub.farewell})}\n\n".encode() if stub.farewell else b""
+                    self.wfile.write(last or event[: len(event) // 2])  # in the middle of an event
                     break
                 self.wfile.write(event)
                 self.wfile.flush()

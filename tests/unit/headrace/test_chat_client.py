@@ -86,3 +86,18 @@ def test_a_server_that_is_not_there() -> None:
         url = stub.base_url
     with ChatClient(url) as client, pytest.raises(ChatError, match="cannot be reached"):
         client.models()
+
+
+def test_a_server_that_shuts_down_is_left_for_the_next() -> None:
+    stub = OpenAIStub(WORDS, cuts=[3])
+    stub.farewell = {"message": "shutting down", "code": "pod_draining"}
+    assert answer(stub) == "".join(WORDS)
+    assert stub.requests[-1][2]["Last-Event-ID"] == "r1:2"
+
+
+def test_an_error_event_ends_the_answer_in_the_servers_words() -> None:
+    stub = OpenAIStub(WORDS, cuts=[3])
+    stub.farewell = {"message": "It ended two workers.", "code": "request_poisoned"}
+    with pytest.raises(ChatError, match="It ended two workers"):
+        answer(stub)
+    assert len(stub.requests) == 1
