@@ -10,13 +10,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 from engine_worker.faults import Faults
 from engine_worker.request import FinishReason, Request, TokenEvent
 
 __all__ = ["EngineLoop", "SteppingEngine"]
 
+_T = TypeVar("_T")
 _MAX_UNDELIVERED = 64
 """Steps whose events may wait for the asyncio thread before the engine waits for it."""
 
@@ -110,10 +112,15 @@ class EngineLoop:
                 self._step_started = None
                 if events:
                     self._handed_over += 1
-                    self._loop.call_soon_threadsafe(self._receive, events)
+                    self._call(self._receive, events)
         except BaseException as error:  # noqa: BLE001 - whatever ends this thread ends the process, by the main thread
             failure = error
-        self._loop.call_soon_threadsafe(self._report, failure)
+        self._call(self._report, failure)
+
+    def _call(self, function: Callable[[_T], None], value: _T) -> None:
+        """Runs `function(value)` in the asyncio thread, unless the process is leaving without waiting for this one."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, value)
 
     def _wait_for_work(self) -> bool:
         """Blocks until a step can do something; False when the loop is to end."""

@@ -40,6 +40,7 @@ class Lease:
         self._interval = lease_ms / 4000
         self._step_limit = step_limit_ms / 1000
         self._steps_at_renewal = -1
+        self._hung_reported = False
         self._now = asyncio.Event()
 
     def renew_now(self) -> None:
@@ -58,13 +59,21 @@ class Lease:
             await wait_for_event(self._now, self._interval)
             self._now.clear()
             if not self.healthy:
-                log.error("engine step takes too long, leases are not renewed", step_age_s=self._engine.step_age)
+                self._report_hung()
                 continue
+            self._hung_reported = False
             self._steps_at_renewal = self._engine.steps
             try:
                 await self._renew()
             except REDIS_DOWN as error:
                 log.warning("renewal delayed", reason=str(error))
+
+    def _report_hung(self) -> None:
+        """Once per hang, not once per tick."""
+        if not self._hung_reported:
+            age = round(self._engine.step_age, 1)
+            log.error("engine step takes too long, leases are not renewed", step_age_s=age)
+        self._hung_reported = True
 
     async def _renew(self) -> None:
         for shard, queue in self._queues.items():

@@ -59,13 +59,14 @@ class Outbox:
         self._choices: dict[str, tuple[Job, Choice]] = {}
         self._dirty = {shard: asyncio.Event() for shard in queues}
         self._settled = asyncio.Event()
-        self._backlog = 0
-        self._backlog_limit = backlog_limit
+        self.backlog = 0
+        """Tokens that are in no record yet."""
+        self.backlog_limit = backlog_limit
 
     @property
     def congested(self) -> bool:
         """Whether so much waits for Redis that nothing new should start."""
-        return self._backlog > self._backlog_limit
+        return self.backlog > self.backlog_limit
 
     def num_open_choices(self) -> int:
         """Sequences the engine runs or queues for this worker's jobs."""
@@ -77,7 +78,7 @@ class Outbox:
 
     def add(self, job: Job) -> None:
         """Takes a job over; an older acquisition of the same request is dropped first."""
-        self.drop(job.claim.rid, "acquired anew")
+        self.drop(job.claim.rid, "superseded")
         self.jobs[job.claim.rid] = job
         self._choices |= {choice.engine_id: (job, choice) for choice in job.open_choices()}
         self.touch(job)
@@ -90,7 +91,7 @@ class Outbox:
                 continue
             had = len(choice.output)
             self._stop_engine(job.take(choice, event))
-            self._backlog += len(choice.output) - had
+            self.backlog += len(choice.output) - had
             if choice.finish_reason is not None:
                 self._forget_ended(job)
             self._dirty[shard_of(job.claim.rid)].set()
@@ -120,7 +121,7 @@ class Outbox:
         if job is not None:
             self._stop_engine([choice.engine_id for choice in job.open_choices()])
             self._remove(job)
-            self.counters["dropped"] += 1
+            self.counters[f"dropped_{why}"] += 1
             log.warning("request dropped", rid=rid, epoch=job.claim.epoch, why=why)
 
     async def run(self, shard: int) -> None:
@@ -157,7 +158,7 @@ class Outbox:
         """One record per request with news, plus what an earlier round could not commit."""
         batch: list[Commit] = []
         for job in self.jobs_of(shard):
-            self._backlog -= job.seal()
+            self.backlog -= job.seal()
             batch += job.unsent(_MAX_BATCH - len(batch))
             if len(batch) >= _MAX_BATCH:
                 self._dirty[shard].set()
@@ -180,7 +181,6 @@ class Outbox:
                 job.acked = reply.next
                 self._dirty[shard_of(item.claim.rid)].set()
             else:
-                self.counters[reply.kind.name.lower()] += 1
                 self.drop(item.claim.rid, reply.kind.name.lower())
         self._settled.set()
 
@@ -209,7 +209,7 @@ class Outbox:
             self._freed.set()
 
     def _remove(self, job: Job) -> None:
-        self._backlog -= job.unsealed_tokens()
+        self.backlog -= job.unsealed_tokens()
         for choice in job.choices:
             self._choices.pop(choice.engine_id, None)
         self._freed.set()
@@ -222,5 +222,5 @@ class Outbox:
         """Hysteresis, so that the engine is not switched on and off with every record."""
         if self.congested:
             self._engine.pause(True)
-        elif self._backlog <= self._backlog_limit // 2:
+        elif self.backlog <= self.backlog_limit // 2:
             self._engine.pause(False)

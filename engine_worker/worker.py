@@ -117,25 +117,25 @@ class Worker:
         freed = asyncio.Event()
         slots = settings.max_num_seqs
         self._engine = EngineLoop(warm.engine, faults)
-        self._outbox = Outbox(self._queues, self._engine, freed=freed, backlog_limit=max(4096, 64 * slots))
+        self.outbox = Outbox(self._queues, self._engine, freed=freed, backlog_limit=max(4096, 64 * slots))
         self._lease = Lease(
             self._queues,
-            self._outbox,
+            self.outbox,
             self._engine,
             lease_ms=settings.lease_ms,
             step_limit_ms=settings.step_limit_ms,
         )
         self._intake = Intake(
-            self._queues, self._outbox, self._engine, self._lease, served, freed=freed, max_num_seqs=slots
+            self._queues, self.outbox, self._engine, self._lease, served, freed=freed, max_num_seqs=slots
         )
 
     async def run(self, stop: asyncio.Event) -> int:
         """Serves until `stop` is set (drain) or something breaks; returns the exit code."""
         await self._offer_model()
-        self._engine.start(self._outbox.deliver)
+        self._engine.start(self.outbox.deliver)
         taking = self._spawn(self._intake.read, self._intake.reclaim, self._intake.clean, self._listen)
         keeping = [asyncio.create_task(self._lease.run(), name="lease")]
-        writing = self._spawn(self._outbox.run)
+        writing = self._spawn(self.outbox.run)
         log.info("worker ready", worker_id=self._settings.worker_id, model=self._warm.card.name)
         watch = asyncio.create_task(self._watch(), name="watch")
         watched = [*taking, *keeping, *writing, self._heartbeat.start(), watch]
@@ -203,7 +203,7 @@ class Worker:
             last_step_age_ms=int(self._engine.step_age * 1000),
             counters={
                 name: float(value)
-                for name, value in {**stats.counters, **self._outbox.counters, **self._intake.counters}.items()
+                for name, value in {**stats.counters, **self.outbox.counters, **self._intake.counters}.items()
             },
         )
 
@@ -225,7 +225,7 @@ class Worker:
         if hung:
             log.error("engine step hangs, worker ends", step_age_s=round(self._engine.step_age, 1))
             return EXIT_ENGINE_HUNG
-        log.info("draining", requests=len(self._outbox.jobs))
+        log.info("draining", requests=len(self.outbox.jobs))
         return EXIT_OK
 
     async def _leave(self, code: int, taking: list[asyncio.Task[None]], keeping: list[asyncio.Task[None]]) -> None:
@@ -237,7 +237,7 @@ class Worker:
                 await cancel_all(taking)
                 if not await self._engine.stop(limit / 2):
                     log.warning("left without the running step", step_age_s=round(self._engine.step_age, 1))
-                await self._outbox.flush()
+                await self.outbox.flush()
                 await cancel_all(keeping)
                 await self._hand_back(all_of_them=code == EXIT_OK)
                 await self._heartbeat.withdraw()
@@ -250,6 +250,6 @@ class Worker:
         and a hand-back would clear it of the charge. Their leases run out."""
         await self._intake.hand_back_unplaced()
         for shard, queue in self._queues.items():
-            claims = [job.claim for job in self._outbox.jobs_of(shard) if all_of_them or job.progressed]
+            claims = [job.claim for job in self.outbox.jobs_of(shard) if all_of_them or job.progressed]
             await queue.hand_back(claims)
             log.info("handed back", shard=shard, requests=len(claims))

@@ -42,9 +42,11 @@ async def other_worker(redis_url: str, **changes: int) -> AsyncIterator[ClaimQue
     fields = {"lease_ms": 10_000, "max_tries": 2} | changes
     queue = ClaimQueue(redis, blocking, consumer="other", model="tiny", **fields)
     await queue.ensure_group()
-    yield queue
-    await redis.aclose()
-    await blocking.aclose()
+    try:
+        yield queue
+    finally:
+        await redis.aclose()
+        await blocking.aclose()
 
 
 async def take_one(queue: ClaimQueue) -> Acquired:
@@ -164,7 +166,12 @@ async def test_rd_15_a_step_longer_than_limit_and_lease_loses_the_request_and_no
             acquired = await take_one(other)
             assert acquired.claim.epoch == 2
             before = await read_answer(redis, request.rid)
-            await eventually(lambda: hung.worker.outbox.counters["dropped_fenced"] == 1)
+
+            async def is_fenced() -> bool:
+                await other.renew([acquired.claim])
+                return hung.worker.outbox.counters["dropped_fenced"] == 1
+
+            await eventually(is_fenced)
             await eventually(lambda: hung.engine.stats().blocks_used == 0)
             assert (await read_answer(redis, request.rid)).payloads == before.payloads
             await other.hand_back([acquired.claim])
