@@ -13,9 +13,10 @@ for i = 5, #KEYS do
   local queue, load = KEYS[2 * class - 1], KEYS[2 * class]
   local m = redis.call('HMGET', req, 'owner', 'state', 'entry', 'tries', 'prompt_tokens')
   if m[1] == ARGV[a] and m[2] == 'open' then
+    -- First, because it is allowed when memory is full, and then so is the rest. NOGROUP: '>' will give it again.
+    redis.pcall('XCLAIM', queue, GROUP, NOBODY, 0, m[3], 'IDLE', OPEN_TTL, 'FORCE', 'JUSTID')
     redis.call('HSET', req, 'owner', '', 'tries', math.max(0, m[4] - 1))
     redis.call('HDEL', req, 'lease', 'holder')
-    redis.pcall('XCLAIM', queue, GROUP, NOBODY, 0, m[3], 'IDLE', OPEN_TTL, 'FORCE', 'JUSTID') -- NOGROUP: '>' gives it again
     add_waiting_tokens(load, m[5])
     handed = handed + 1
   end

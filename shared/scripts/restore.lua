@@ -19,15 +19,16 @@ if m[1] then
   return 1
 end
 
-redis.call('DEL', log)
-for i = 8, #ARGV do
-  redis.call('XADD', log, (i - 7) .. '-0', 'd', ARGV[i])
-end
-redis.call('PEXPIRE', log, OPEN_TTL)
+-- The first write is one that a full Redis refuses: what follows a write is never refused.
 local entry = redis.call('XADD', queue, '*', 'rid', rid)
 redis.call('HSET', req, 'state', 'open', 'epoch', redis_ms(), 'owner', '', 'next', #ARGV - 7, 'tries', 0, 'entry', entry,
   'queue', queue, 'nonce', nonce, 'body', ARGV[3], 'tenant', ARGV[4], 'deadline', ARGV[5], 'choices', ARGV[6],
   'prompt_tokens', prompt_tokens)
 redis.call('PEXPIRE', req, OPEN_TTL)
+redis.call('DEL', log)
+for i = 8, #ARGV do
+  redis.call('XADD', log, (i - 7) .. '-0', 'd', ARGV[i])
+end
+redis.call('PEXPIRE', log, OPEN_TTL)
 add_waiting_tokens(load, prompt_tokens)
 return 1
