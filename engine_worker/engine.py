@@ -107,7 +107,7 @@ class Engine:
         self._inbox.append((request_id, reason))
 
     def step(self) -> list[TokenEvent]:
-        """One pass of the loop. Raises only what no single request is to blame for: this engine is not to be used again."""
+        """One pass of the loop. Raises only what no single request is to blame for: then this engine is done for."""
         self._last_step_start = time.monotonic()
         events = self._take_inbox()
         plan = self._scheduler.schedule()
