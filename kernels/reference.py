@@ -60,8 +60,8 @@ class _ReferenceStep:
         self._kv_heads = cache.num_kv_heads
         self._head_dim = cache.head_dim
         self._slot_mapping = layout.slot_mapping
-        self._cos = rope.cos[layout.positions].unsqueeze(1)
-        self._sin = rope.sin[layout.positions].unsqueeze(1)
+        self._half = rope.cos.shape[-1]
+        self._cos, self._sin = angles(rope, layout.positions, cache.head_dim)
         dtype = cache.layers[0].key.dtype
         starts, lengths = layout.query_start.tolist(), layout.seq_lens.tolist()
         rows = [(row, starts[row], starts[row + 1], lengths[row]) for row in range(len(lengths))]
@@ -76,7 +76,7 @@ class _ReferenceStep:
     def rope_and_cache(self, qkv: Tensor, layer: int, num_heads: int) -> Tensor:
         """See `Step`."""
         heads = qkv.view(qkv.shape[0], num_heads + 2 * self._kv_heads, self._head_dim)
-        rotated = rotate(heads[:, : num_heads + self._kv_heads], self._cos, self._sin)
+        rotated = rotate(heads[:, : num_heads + self._kv_heads], self._cos, self._sin, self._half)
         key_cache, value_cache = self._layers[layer]
         key_cache.index_copy_(0, self._slot_mapping, rotated[:, num_heads:])
         value_cache.index_copy_(0, self._slot_mapping, heads[:, num_heads + self._kv_heads :])
@@ -125,9 +125,7 @@ class ReferenceOps(Ops):
         return F.embedding(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight * (wide * scale).to(x.dtype)
+        return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         total = x if residual is None else residual.add_(x)
@@ -147,20 +145,25 @@ class ReferenceOps(Ops):
         return self.linear(hidden, head).float()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding (Su et al. 2021) in the half-split layout: feature i is paired with i + rotary_dim / 2.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, half: int) -> Tensor:
+    """Rotary embedding (Su et al. 2021) in the half-split layout: feature i is paired with feature i + half.
 
-    x [T, heads, head_dim]; cos, sin float32 [T, 1, rotary_dim / 2]; features past rotary_dim pass through. Computed in
-    float32, returned in x's dtype, contiguous.
+    x [T, heads, head_dim]; cos, sin float32 [T, 1, head_dim] as `angles` makes them. Computed in float32, returned in
+    x's dtype, contiguous.
     """
-    half = cos.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    out[..., :half] = first * cos - second * sin
-    out[..., half : 2 * half] = second * cos + first * sin
-    if 2 * half < x.shape[-1]:
-        out[..., 2 * half :] = x[..., 2 * half :]
-    return out
+    wide = x.float()
+    swapped = torch.cat((wide[..., half : 2 * half], wide[..., :half], wide[..., 2 * half :]), dim=-1)
+    return (wide * cos).addcmul_(swapped, sin).to(x.dtype)
+
+
+def angles(rope: RopeTable, positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin for `rotate` at positions int64 [T], float32 [T, 1, head_dim] each: signs are folded into sin, and
+    features past rotary_dim get angle 0."""
+    cos, sin = rope.cos[positions], rope.sin[positions]
+    rest = (0, head_dim - 2 * cos.shape[-1])
+    wide_cos = F.pad(torch.cat((cos, cos), dim=-1), rest, value=1.0)
+    wide_sin = F.pad(torch.cat((-sin, sin), dim=-1), rest)
+    return wide_cos.unsqueeze(1), wide_sin.unsqueeze(1)
 
 
 def _group(decodes: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
