@@ -70,7 +70,7 @@ def test_rows_that_grow_join_leave_and_come_back_keep_their_own_blocks(block_siz
     batch = make_batch(max_rows=2, block_size=block_size)
     free = iter(range(1000))
     tables: dict[str, list[int]] = {}
-    lengths = {name: 0 for name in "abcd"}
+    lengths = dict.fromkeys("abcd", 0)
     for step, pair in enumerate(["a", "ab", "ab", "b", "bc", "cd", "da", "ab", "b", "ab"]):
         rows = []
         for name in pair:
