@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
+import sys
 from collections.abc import Mapping
 
 import httpx
@@ -15,6 +17,7 @@ import httpx
 __all__ = ["base_url", "reachable_host", "ready_text", "wait_ready"]
 
 POLL_S = 0.2
+DEFAULT_URL = "http://127.0.0.1:8000"
 PROMPT = "Write a short haiku about Python programming."
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
@@ -38,6 +41,11 @@ def _key(settings: Mapping[str, str]) -> str:
     return keys[0].strip() if keys else ""
 
 
+def _command() -> str:
+    """How this program was called, so that what we print can be called the same way."""
+    return shlex.quote(sys.argv[0]) if os.path.basename(sys.argv[0]) == "headrace" else "headrace"
+
+
 async def wait_ready(url: str, settings: Mapping[str, str]) -> str:
     """Waits, for as long as it takes, until the pod at `url` can answer a request; returns the model's name."""
     key = _key(settings)
@@ -54,8 +62,11 @@ async def wait_ready(url: str, settings: Mapping[str, str]) -> str:
             await asyncio.sleep(POLL_S)
 
 
-def ready_text(url: str, model: str, settings: Mapping[str, str], redis_url: str) -> str:
-    """What to do with a service that is ready. The curl line can be pasted into a shell as it is."""
+def ready_text(url: str, model: str, settings: Mapping[str, str], redis_url: str | None) -> str:
+    """What to do with a service that is ready. The curl line can be pasted into a shell as it is.
+
+    `redis_url` None: the embedded one, which `headrace status` finds by itself.
+    """
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
     lines = [f"curl -N {shlex.quote(url + '/v1/chat/completions')}", "  -H 'Content-Type: application/json'"]
     key = _key(settings)
@@ -63,8 +74,10 @@ def ready_text(url: str, model: str, settings: Mapping[str, str], redis_url: str
         lines.append(f"  -H {shlex.quote(f'Authorization: Bearer {key}')}")
     lines.append(f"  -d {shlex.quote(json.dumps(body))}")
     curl = " \\\n".join(lines)
+    chat = "" if url == DEFAULT_URL else f" --base-url {url}/v1"
+    status = f" --redis-url {shlex.quote(redis_url)}" if redis_url else ""
     return (
         f"\nHeadrace is ready.  Base URL: {url}/v1   Model: {model}   (Ctrl-C stops it)\n\n{curl}\n\n"
-        f"Chat in another terminal:  headrace chat --base-url {url}/v1\n"
-        f"Look inside:               headrace status --redis-url {shlex.quote(redis_url)}\n"
+        f"In another terminal:  {_command()} chat{chat}\n"
+        f"                      {_command()} status{status}\n"
     )

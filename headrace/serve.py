@@ -187,7 +187,8 @@ class _Service:
         self._model = model = await wait_ready(url, settings)
         for child in self._children():
             child.settled = True
-        print(ready_text(url, model, settings, without_password(self._url)), flush=True)
+        shown = None if self._server else without_password(self._url)
+        print(ready_text(url, model, settings, shown), flush=True)
 
     def _worker_settings(self, settings: dict[str, str], index: int) -> dict[str, str]:
         threads = engine_threads(_cores(), self._plan.workers)
