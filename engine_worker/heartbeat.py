@@ -16,8 +16,7 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from engine_worker.waiting import wait_for_event
-from shared.connections import REDIS_DOWN
+from engine_worker.waiting import REDIS_TROUBLE, wait_for_event
 from shared.messages import ModelCard, WorkerCard
 from shared.registry import heartbeat, publish_model, withdraw_worker
 
@@ -84,7 +83,7 @@ class Heartbeat:
             try:
                 await self._beat()
                 reachable = True
-            except REDIS_DOWN as error:
+            except REDIS_TROUBLE as error:
                 if reachable:
                     log.warning("heartbeat not stored", reason=str(error))
                 reachable = False

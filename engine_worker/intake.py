@@ -19,9 +19,8 @@ from engine_worker.jobs import Job
 from engine_worker.lease import Lease
 from engine_worker.outbox import Outbox
 from engine_worker.validation import ServedModel, check_request
-from engine_worker.waiting import Backoff, wait_for_event
+from engine_worker.waiting import REDIS_TROUBLE, Backoff, wait_for_event
 from shared.claims import Acquired, Claim, ClaimQueue, Entry
-from shared.connections import REDIS_DOWN
 from shared.errors import ContextLengthExceeded, EngineFailure, HeadraceError, InvalidRequest
 from shared.messages import decode_record
 
@@ -105,8 +104,8 @@ class Intake:
             try:
                 await once(shard)
                 backoff.reset()
-            except REDIS_DOWN as error:
-                log.warning("queue not reachable", what=what, shard=shard, reason=str(error))
+            except REDIS_TROUBLE as error:
+                self._report(what, backoff, error)
                 await asyncio.sleep(backoff.next())
 
     async def _read_once(self, shard: int) -> None:
@@ -163,9 +162,14 @@ class Intake:
             try:
                 await call()
                 return
-            except REDIS_DOWN as error:
-                log.warning("queue not reachable", what="put back", reason=str(error))
+            except REDIS_TROUBLE as error:
+                self._report("put back", backoff, error)
                 await asyncio.sleep(backoff.next())
+
+    def _report(self, what: str, backoff: Backoff, error: Exception) -> None:
+        self.counters["redis_errors"] += 1
+        if not backoff.failing:
+            log.warning("queue not reachable", what=what, reason=str(error))
 
     def _start(self, item: Acquired) -> HeadraceError | None:
         """Makes a job of it and gives its open choices to the engine. An error means: bury it, it never made sense."""

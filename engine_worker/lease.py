@@ -13,9 +13,8 @@ import structlog
 
 from engine_worker.engine_loop import EngineLoop
 from engine_worker.outbox import Outbox
-from engine_worker.waiting import wait_for_event
+from engine_worker.waiting import REDIS_TROUBLE, wait_for_event
 from shared.claims import ClaimQueue, ReplyKind
-from shared.connections import REDIS_DOWN
 
 __all__ = ["Lease"]
 
@@ -65,7 +64,7 @@ class Lease:
             self._steps_at_renewal = self._engine.steps
             try:
                 await self._renew()
-            except REDIS_DOWN as error:
+            except REDIS_TROUBLE as error:
                 log.warning("renewal delayed", reason=str(error))
 
     def _report_hung(self) -> None:

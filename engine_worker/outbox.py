@@ -15,9 +15,8 @@ import structlog
 
 from engine_worker.jobs import Choice, Job
 from engine_worker.request import TokenEvent
-from engine_worker.waiting import Backoff
+from engine_worker.waiting import REDIS_TROUBLE, Backoff
 from shared.claims import ClaimQueue, Commit, CommitReply, ReplyKind
-from shared.connections import REDIS_DOWN
 from shared.keys import shard_of
 
 __all__ = ["Outbox"]
@@ -125,7 +124,7 @@ class Outbox:
             log.warning("request dropped", rid=rid, epoch=job.claim.epoch, why=why)
 
     async def run(self, shard: int) -> None:
-        """Commits for ever. Redis being away only delays; anything else ends the worker."""
+        """Commits for ever. Redis being away, or refusing, only delays."""
         backoff = Backoff(0.05, 2.0)
         while True:
             await self._dirty[shard].wait()
@@ -136,8 +135,10 @@ class Outbox:
                 continue
             try:
                 replies = await self._queues[shard].commit(batch)
-            except REDIS_DOWN as error:
-                log.warning("commit delayed", shard=shard, records=len(batch), reason=str(error))
+            except REDIS_TROUBLE as error:
+                self.counters["redis_errors"] += 1
+                if not backoff.failing:
+                    log.warning("commit delayed", shard=shard, records=len(batch), reason=str(error))
                 await asyncio.sleep(backoff.next())
                 self._dirty[shard].set()  # the same records again: a lost reply is answered DUP
                 continue
@@ -191,8 +192,6 @@ class Outbox:
         reasons = Counter(choice.finish_reason for choice in job.choices)
         for reason, count in reasons.items():
             self.counters[f"finished_{reason}"] += count
-        self.counters["prompt_tokens"] += usage.prompt_tokens
-        self.counters["cached_tokens"] += usage.cached_tokens
         log.info(
             "request finished",
             rid=job.claim.rid,

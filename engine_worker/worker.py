@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
@@ -29,10 +30,10 @@ from engine_worker.outbox import Outbox
 from engine_worker.process import cancel_all, catch_signals, close_quietly, in_thread, until, wait_for_redis
 from engine_worker.settings import WorkerSettings
 from engine_worker.validation import ServedModel
-from engine_worker.waiting import Backoff
+from engine_worker.waiting import REDIS_TROUBLE, Backoff
 from shared.channel import Subscriber
 from shared.claims import ClaimQueue
-from shared.connections import REDIS_DOWN, UnfitServer, blocking_client, command_client
+from shared.connections import UnfitServer, blocking_client, command_client
 from shared.messages import WorkerCard
 from shared.registry import list_models
 from shared.text.token_bytes import TokenBytes
@@ -58,19 +59,24 @@ async def run_worker(settings: WorkerSettings) -> int:
     """Serves until a signal or a failure; returns the exit code. Signals are this function's while it runs."""
     stop = catch_signals()
     async with AsyncExitStack() as stack:
-        redis = command_client(settings.redis_url)
-        stack.push_async_callback(close_quietly, redis)
         try:
-            if not await until(stop, wait_for_redis(redis)):
-                return EXIT_OK
-            return await _serve(settings, redis, stop, stack)
+            worker = await _start(settings, stop, stack)
         except (UnfitServer, LoadError, ValueError) as error:
             log.error("cannot start", reason=str(error))
             return EXIT_UNUSABLE
+        return EXIT_OK if worker is None else await worker.run(stop)
 
 
-async def _serve(settings: WorkerSettings, redis: Redis, stop: asyncio.Event, stack: AsyncExitStack) -> int:
+async def _start(settings: WorkerSettings, stop: asyncio.Event, stack: AsyncExitStack) -> Worker | None:
+    """A worker with a warm engine; None when `stop` came first. What it opens is closed by `stack`.
+
+    Raises UnfitServer, LoadError or ValueError, each with a message for the operator.
+    """
     faults = Faults(settings.fault)
+    redis = command_client(settings.redis_url)
+    stack.push_async_callback(close_quietly, redis)
+    if not await until(stop, wait_for_redis(redis)):
+        return None
     card = WorkerCard(
         worker_id=settings.worker_id,
         model=settings.served_model_name or settings.model,
@@ -82,11 +88,8 @@ async def _serve(settings: WorkerSettings, redis: Redis, stop: asyncio.Event, st
     heartbeat = Heartbeat(redis, card)
     stack.callback(heartbeat.stop)
     heartbeat.start()
-    loaded = await until(stop, in_thread(lambda: load_engine(settings)))
-    if loaded is None:
-        return EXIT_OK
-    worker = Worker(settings, redis, stack, heartbeat, loaded, faults)
-    return await worker.run(stop)
+    warm = await until(stop, in_thread(lambda: load_engine(settings)))
+    return None if warm is None else Worker(settings, redis, stack, heartbeat, warm, faults)
 
 
 class Worker:
@@ -181,7 +184,7 @@ class Worker:
                     await queue.ensure_group()
                 known = (await list_models(self._redis)).get(card.name)
                 break
-            except REDIS_DOWN as error:
+            except REDIS_TROUBLE as error:
                 log.warning("Redis not reachable", reason=str(error))
                 await asyncio.sleep(backoff.next())
         if known is not None:
@@ -193,6 +196,9 @@ class Worker:
 
     def _fill_card(self, card: WorkerCard) -> WorkerCard:
         stats = self._warm.engine.stats()
+        counters = Counter(stats.counters)
+        counters.update(self.outbox.counters)
+        counters.update(self._intake.counters)
         return msgspec.structs.replace(
             card,
             running=stats.running,
@@ -201,10 +207,7 @@ class Worker:
             kv_blocks_total=stats.blocks_total,
             steps=stats.steps,
             last_step_age_ms=int(self._engine.step_age * 1000),
-            counters={
-                name: float(value)
-                for name, value in {**stats.counters, **self.outbox.counters, **self._intake.counters}.items()
-            },
+            counters={name: float(value) for name, value in counters.items()},
         )
 
     async def _watch(self) -> None:
@@ -241,7 +244,7 @@ class Worker:
                 await cancel_all(keeping)
                 await self._hand_back(all_of_them=code == EXIT_OK)
                 await self._heartbeat.withdraw()
-        except REDIS_DOWN as error:  # the time limit is one of them
+        except REDIS_TROUBLE as error:  # the time limit is one of them
             # Nothing is lost: leases run out and other workers continue from the log.
             log.warning("left without handing everything back", reason=str(error) or "time limit")
 

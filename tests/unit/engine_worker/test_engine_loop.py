@@ -1,0 +1,119 @@
+"""The engine thread against an engine of a few lines."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import pytest
+
+from engine_worker.engine_loop import EngineLoop
+from engine_worker.faults import Faults
+from engine_worker.request import FinishReason, Request, TokenEvent
+from tests.support.requests import make_request
+from tests.support.wait import eventually
+
+
+class CountingEngine:
+    """Every step gives each request one token until it has `max_tokens`."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.threads: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.inbox or self.running)
+
+    def add(self, request: Request) -> None:
+        self.inbox.append(request)
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        self.running = [request for request in self.running if request.request_id != request_id]
+
+    def step(self) -> list[TokenEvent]:
+        self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.threads.add(threading.current_thread().name)
+        while self.inbox:
+            self.running.append(self.inbox.popleft())
+        for request in self.running:
+            request.output_token_ids.append(len(request.output_token_ids))
+        events = [TokenEvent(request.request_id, request.output_token_ids[-1]) for request in self.running]
+        self.running = [request for request in self.running if len(request.output_token_ids) < request.max_tokens]
+        return events
+
+
+async def test_events_arrive_in_order_and_the_engine_stays_on_its_thread() -> None:
+    engine, events = CountingEngine(), list[TokenEvent]()
+    loop = EngineLoop(engine, Faults())
+    loop.start(events.extend)
+    loop.add(make_request(request_id="a", max_tokens=500))
+    await eventually(lambda: len(events) == 500)
+    assert [event.token_id for event in events] == list(range(500))
+    assert engine.threads == {"engine"}
+    await eventually(lambda: loop.idle)
+    assert await loop.stop(5)
+    assert loop.failed.result() is None
+
+
+async def test_a_paused_loop_begins_no_step_and_goes_on_afterwards() -> None:
+    engine, events = CountingEngine(), list[TokenEvent]()
+    loop = EngineLoop(engine, Faults())
+    loop.pause(True)
+    loop.start(events.extend)
+    loop.add(make_request(max_tokens=3))
+    assert loop.idle
+    assert loop.steps == 0
+    loop.pause(False)
+    await eventually(lambda: len(events) == 3)
+    await loop.stop(5)
+
+
+async def test_the_engine_waits_for_an_asyncio_thread_that_does_not_keep_up() -> None:
+    engine, events = CountingEngine(), list[TokenEvent]()
+    loop = EngineLoop(engine, Faults())
+    loop.start(events.extend)
+    loop.add(make_request(max_tokens=1000))
+    while loop.steps < 64:  # this thread is the asyncio thread: nothing is delivered meanwhile
+        pass
+    assert loop.steps == 64
+    assert events == []
+    await eventually(lambda: len(events) == 1000)
+    await loop.stop(5)
+
+
+async def test_whatever_ends_the_engine_is_reported() -> None:
+    engine = CountingEngine()
+    engine.failure = RuntimeError("device lost")
+    loop = EngineLoop(engine, Faults())
+    loop.start(lambda events: None)
+    loop.add(make_request())
+    failure = await loop.failed
+    assert str(failure) == "device lost"
+
+
+async def test_a_step_that_hangs_has_an_age_and_stop_does_not_wait_for_it() -> None:
+    engine = CountingEngine()
+    engine.gate.clear()
+    loop = EngineLoop(engine, Faults())
+    loop.start(lambda events: None)
+    assert loop.step_age == 0.0
+    loop.add(make_request())
+    await eventually(lambda: loop.step_age > 0.02)
+    assert not await loop.stop(0.01)
+    engine.gate.set()
+    assert await loop.stop(5)
+
+
+@pytest.mark.parametrize(
+    "spec", ["explode", "exit-on-token:", "exit-on-token:x", "step-delay-ms:-1", "hang-on-token:1,x"]
+)
+def test_an_unknown_fault_is_refused_with_those_there_are(spec: str) -> None:
+    with pytest.raises(ValueError, match="exit-on-token:<n>, hang-on-token:<n>, step-delay-ms:<n>"):
+        Faults(spec)
