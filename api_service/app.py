@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from api_service.error_handlers import add_error_handlers
-from api_service.middleware import Authentication, BodyLimit, RequestScope
+from api_service.middleware import Authentication, BodyLimit, RequestScope, RootPath
 from api_service.routes import chat, completions, health, metrics, models, streams
 from api_service.services import Services
 from api_service.settings import Settings
@@ -33,11 +33,11 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         await services.close()
 
-    app = FastAPI(title="Headrace", lifespan=lifespan, root_path=settings.root_path, docs_url=None, redoc_url=None)
+    servers = [{"url": settings.root_path}] if settings.root_path else None
+    app = FastAPI(title="Headrace", lifespan=lifespan, servers=servers, docs_url=None, redoc_url=None)
     app.state.services = services
     for module in (chat, completions, models, streams, metrics, health):
-        app.include_router(module.router)
-    app.include_router(health.probes)
+        app.router.routes.extend(module.router.routes)  # flat, so that `app.routes` shows every route there is
     add_error_handlers(app)
 
     def public() -> Sequence[BaseRoute]:
@@ -54,5 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    if settings.root_path:
+        app.add_middleware(RootPath, root_path=settings.root_path, routes=lambda: app.routes)
     app.add_middleware(RequestScope, draining=lambda: services.draining)
     return app

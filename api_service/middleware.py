@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api_service.error_handlers import error_response
 from shared.errors import BodyTooLarge, EngineFailure, HeadraceError, InvalidApiKey
 
-__all__ = ["ANONYMOUS", "Authentication", "BodyLimit", "RequestScope"]
+__all__ = ["ANONYMOUS", "Authentication", "BodyLimit", "RequestScope", "RootPath"]
 
 ANONYMOUS = "default"
 """Tenant of every request when no keys are set."""
@@ -70,6 +70,22 @@ class RequestScope:
                 raise  # the server cuts the connection: no clean end for half an answer
             failure = EngineFailure("The server failed on this request.")
             await error_response(failure)(scope, receive, send_with_id)
+
+
+class RootPath:
+    """Behind a proxy that keeps its prefix: strips it for routing. A path that is a route as it came stays as it is, so
+    proxies that strip the prefix themselves work too, whatever the prefix is."""
+
+    def __init__(self, app: ASGIApp, root_path: str, routes: Callable[[], Sequence[BaseRoute]]) -> None:
+        self._app = app
+        self._root_path = root_path
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        prefixed = scope["type"] != "lifespan" and scope["path"].startswith(self._root_path + "/")
+        if prefixed and all(route.matches(scope)[0] is Match.NONE for route in self._routes()):
+            scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
 
 
 class Authentication:

@@ -5,10 +5,11 @@ In: the environment. Out: one `Settings`; `describe_errors` words a refusal for 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.keys import RETENTION_MS
@@ -21,14 +22,12 @@ _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 class Settings(BaseSettings):
     """All a pod can be told. Times are in the unit of their suffix."""
 
-    model_config = SettingsConfigDict(env_prefix="HEADRACE_", frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(env_prefix="HEADRACE_", frozen=True, extra="ignore")
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0",
-        validation_alias=AliasChoices("redis_url", "HEADRACE_REDIS_URL", "REDIS_URL"),
-    )
+    redis_url: str = Field(default_factory=lambda: os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"))
+    """HEADRACE_REDIS_URL, else REDIS_URL."""
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)
     """Keys that clients may send; once there is one, every route but the probes asks for it."""
     api_key_file: Path | None = None

@@ -63,6 +63,18 @@ def render_chat(
     if taken:
         raise InvalidRequest(f"'chat_template_kwargs' must not set '{taken[0]}'.", param="chat_template_kwargs")
     marked: list[dict[str, Any]] = _mark(messages, model)
+    if continue_final_message and not marked[-1]["content"].strip():
+        # Nothing that the renderer could find again: the opening of a turn, then the white space.
+        opened = render_chat(
+            model,
+            messages[:-1],
+            add_generation_prompt=True,
+            continue_final_message=False,
+            kwargs=kwargs,
+            limit_s=limit_s,
+        )
+        space: str = marked[-1]["content"]
+        return opened + space
     try:
         with _TimeLimit(limit_s):
             rendered, _ = render_jinja_template(
@@ -77,8 +89,8 @@ def render_chat(
         raise InvalidRequest("The chat template took too long on these messages.", param="messages") from None
     except _TEMPLATE_ERRORS as error:
         raise InvalidRequest(f"The chat template refuses these messages: {_reason(error)}", param="messages") from None
-    text: str = rendered[0]
-    return _keep_trailing_space(text, marked[-1]["content"]) if continue_final_message else text
+    chat: str = rendered[0]
+    return _keep_trailing_space(chat, marked[-1]["content"]) if continue_final_message else chat
 
 
 def _reason(error: BaseException) -> str:

@@ -11,10 +11,8 @@ from api_service.routes.generate import services_of
 from api_service.services import Services
 from api_service.sse import json_bytes
 
-__all__ = ["health", "probes", "ready", "router"]
+__all__ = ["router"]
 
-probes = APIRouter(tags=["probes"])
-"""Answered without a key."""
 router = APIRouter(tags=["probes"])
 
 try:
@@ -23,13 +21,13 @@ except PackageNotFoundError:  # run from a checkout
     _VERSION = "0+unknown"
 
 
-@probes.get("/health")
+@router.get("/health")
 async def health() -> Response:
     """200 as long as this process answers."""
     return _json(200, {"status": "ok"})
 
 
-@probes.get("/ready")
+@router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 when a request sent now would be worked on, else 503 with the reason. Shows the age of workers' last step."""
     services = services_of(request)

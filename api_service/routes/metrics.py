@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from api_service.metrics import CONTENT_TYPE
 from api_service.routes.generate import services_of
 
-__all__ = ["router", "show_metrics"]
+__all__ = ["router"]
 
 router = APIRouter(tags=["probes"])
 

@@ -75,7 +75,7 @@ async def running_pod(redis_url: str, *, wait: bool = True, **settings: Any) -> 
 
 
 class RawStream:
-    """One streaming request on a socket of its own: raw bytes in `raw`, events by iteration, `cut()` drops the socket."""
+    """One streaming request on a socket of its own: raw bytes in `raw`, events by iteration; `cut()` drops it."""
 
     def __init__(self, pod: ApiPod, path: str, body: dict[str, Any] | None = None, **headers: str) -> None:
         self._pod = pod

@@ -1,7 +1,7 @@
 """A stand-in for a worker: real queue, real registry, but the tokens come from a script instead of an engine.
 
-In: a Redis URL and a script (request -> steps of deltas). Out: committed records, one a step, through the real ClaimQueue. A gate
-lets a test say how far it may go. Nothing of Redis is imitated here.
+In: a Redis URL and a script (request -> steps of deltas). Out: committed records, one a step, through the real
+ClaimQueue. A gate lets a test say how far it may go. Nothing of Redis is imitated here.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _text(token_id: int) -> str:
 
 
 class ScriptedWorker:
-    """`async with ScriptedWorker(url, script) as worker:`. `worker.allow(n)` lets n more records out; None = all of them."""
+    """`async with ScriptedWorker(url, script) as worker:`. When `gated`, `worker.allow(n)` lets n more records out."""
 
     def __init__(
         self,

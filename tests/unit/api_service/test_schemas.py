@@ -1,0 +1,294 @@
+"""Bodies: what is accepted, what is refused, and which parameter the refusal names."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from api_service.schemas.chat import ChatCompletionRequest
+from api_service.schemas.common import GenerationBody, parse
+from api_service.schemas.completion import CompletionRequest
+from shared.errors import InvalidRequest
+
+USER = {"role": "user", "content": "Hi"}
+BIG = 2**63
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    body = parse(ChatCompletionRequest, {"model": "m", "messages": [USER], **fields})
+    body.check()
+    return body
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    body = parse(CompletionRequest, {"model": "m", "prompt": "Hi", **fields})
+    body.check()
+    return body
+
+
+def refused(make: Any, **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as error:
+        make(**fields)
+    assert len(error.value.message) < 400
+    for leak in ("ctx", "input_value", "errors.pydantic.dev", "type="):
+        assert leak not in error.value.message
+    return error.value
+
+
+BOTH = pytest.mark.parametrize("make", [chat, completion])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("n", [0, -1, 1.5, "2", True, 129, 1_000_000]),  # SSE-12, NCH-03
+        ("max_tokens", [0, -1, -(2**31), 1.5, "5", True]),  # LIM-03
+        ("temperature", [-0.1, 2.1, "1", True, [], {}]),
+        ("top_p", [-0.1, 1.1, "1"]),
+        ("top_k", [-2, 1.5, "3", True]),
+        ("min_p", [-0.1, 1.1]),
+        ("seed", [BIG, -BIG - 1, 1.0, "1"]),  # SMP-04
+        ("presence_penalty", [-2.1, 2.1]),
+        ("frequency_penalty", [-2.1, 2.1]),
+        ("repetition_penalty", [0, -1, 11]),
+        ("stop", [[13], 13, [["a"]], {}, "", [""], ["x"] * 17]),  # STP-06
+        ("stop_token_ids", [5, "5", [1.5], [True], ["1"]]),
+        ("logit_bias", [[], "x", {"-1": 1}, {"abc": 1}, {"1.0": 1}, {"1": 1000}, {"1": "x"}, {"1": None}]),  # SMP-03
+        ("stream", ["yes", 1]),
+        ("min_tokens", [-1, 1.5]),
+        ("ignore_eos", ["yes"]),
+        ("model", [5, "", None]),
+        ("deadline_ms", [0, -5, "soon"]),
+    ],
+)
+def test_out_of_range_and_wrong_types_name_the_parameter(make: Any, field: str, bad: list[Any]) -> None:
+    for value in bad:
+        assert refused(make, **{field: value}).param == field, (field, value)
+
+
+@BOTH
+def test_null_is_absent(make: Any) -> None:
+    plain = make()
+    fields = [name for name in GenerationBody.model_fields if name != "model"]
+    assert make(**dict.fromkeys(fields)) == plain
+
+
+@BOTH
+def test_smp_04_seeds_of_the_whole_int64_are_accepted(make: Any) -> None:
+    for seed in (0, -1, -BIG, BIG - 1):
+        assert make(seed=seed).seed == seed
+
+
+@BOTH
+def test_stop_forms(make: Any) -> None:
+    assert make(stop="a").stop == ("a",)
+    assert make(stop=["a", "b"]).stop == ("a", "b")
+    assert make(stop=["x"] * 16).stop == ("x",) * 16
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "stream", "accepted"),
+    [
+        (None, False, True),
+        (None, True, True),
+        ({}, True, True),
+        ({"include_usage": True}, True, True),
+        ({"include_usage": None}, True, True),
+        ({"include_usage": True, "include_obfuscation": False, "new": 1}, True, True),
+        ({"include_usage": True}, False, False),
+        ({}, None, False),
+        ({"include_usage": "yes"}, True, False),
+        ("x", True, False),
+    ],
+)
+def test_use_08_stream_options(make: Any, options: Any, stream: bool | None, accepted: bool) -> None:
+    fields = {"stream_options": options, "stream": stream}
+    if accepted:
+        assert make(**fields).include_usage == bool(options and options.get("include_usage"))
+    else:
+        assert (refused(make, **fields).param or "").startswith("stream_options")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("key", "refused_value", "harmless"),
+    [
+        ("store", True, False),
+        ("service_tier", "flex", "auto"),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
+        ("best_of", 3, None),
+        ("use_beam_search", True, False),
+        ("guided_json", {}, None),
+        ("structured_outputs", {"regex": "a"}, None),
+        ("prompt_logprobs", 0, None),
+        ("truncate_prompt_tokens", 5, None),
+        ("allowed_token_ids", [1], None),
+        ("bad_words", ["x"], []),
+        ("return_token_ids", True, False),
+        ("priority", 1, 0),
+    ],
+)
+def test_smp_08_known_fields_are_refused_by_name_or_harmless(
+    make: Any, key: str, refused_value: Any, harmless: Any
+) -> None:
+    assert refused(make, **{key: refused_value}).param == key
+    make(**{key: harmless})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("functions", [{}]),
+        ("audio", {}),
+        ("modalities", ["audio"]),
+        ("prediction", {"type": "content"}),
+        ("web_search_options", {}),
+        ("reasoning_effort", "low"),
+        ("chat_template", "x"),
+        ("echo", True),
+    ],
+)
+def test_smp_08_of_chat(key: str, value: Any) -> None:
+    assert refused(chat, **{key: value}).param == key
+
+
+@BOTH
+def test_msg_05_unknown_keys_are_ignored(make: Any) -> None:
+    extra = {"foo": {"a": 1}, "metadata": {"k": "v"}, "user": "u", "safety_identifier": "s", "prompt_cache_key": "p"}
+    assert make(**extra) == make()
+
+
+def test_msg_05_unknown_keys_in_messages_are_ignored() -> None:
+    noisy = {**USER, "id": 7, "opts": {"v": 1}, "cache_control": {"type": "ephemeral"}, "refusal": None}
+    assert chat(messages=[noisy]) == chat()
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        (None, "messages"),
+        ({}, "messages"),
+        ("hi", "messages"),
+        ([None], "messages[0]"),
+        ([{}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": 5, "content": "x"}], "messages[0].role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([USER, {"role": "user", "content": 5}], "messages[1].content"),
+        ([USER, {"role": "user", "content": []}], "messages[1].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content"),
+        ([{"role": "assistant", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+        ([{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function.name"),
+    ],
+)
+def test_msg_03_bad_messages_name_their_place(messages: Any, param: str) -> None:
+    assert refused(chat, messages=messages).param == param
+
+
+def test_missing_messages_and_model() -> None:
+    with pytest.raises(InvalidRequest, match="Missing required parameter: 'messages'"):
+        parse(ChatCompletionRequest, {"model": "m"})
+    with pytest.raises(InvalidRequest, match="Missing required parameter: 'model'"):
+        parse(CompletionRequest, {"prompt": "x"})
+
+
+def test_content_parts_are_joined_by_newlines() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].content == "a\nb"
+
+
+def test_lim_10_thousands_of_bad_messages_make_one_short_message() -> None:
+    bad = [{"role": "user", "content": {"a": 1}}] * 5000
+    assert refused(chat, messages=bad).param == "messages[0].content"
+
+
+def test_lgp_09_ranges_of_logprobs() -> None:
+    for good in (0, 1, 5, 20):
+        assert chat(logprobs=True, top_logprobs=good).top_logprobs == good
+    for bad in (-1, 21, 1000):
+        assert refused(chat, logprobs=True, top_logprobs=bad).param == "top_logprobs"
+    assert refused(chat, top_logprobs=2).param == "top_logprobs"
+    assert chat(logprobs=True, top_logprobs=None) == chat(logprobs=True)  # LGP-10
+    for good in (0, 1, 5):
+        assert completion(logprobs=good).logprobs == good
+    for bad in (-1, 6, 21, 1000, True):
+        assert refused(completion, logprobs=bad).param == "logprobs"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize(
+    ("choice", "accepted"),
+    [(None, True), ("none", True), ("auto", True), ("required", False), (NAMED, False), ("maybe", False), ({}, False)],
+)
+def test_tls_05_06_tool_choice_without_tools(tools: Any, choice: Any, accepted: bool) -> None:
+    if accepted:
+        chat(tools=tools, tool_choice=choice)
+    else:
+        assert refused(chat, tools=tools, tool_choice=choice).param == "tool_choice"
+
+
+def test_tools_are_refused_by_name_unless_none_may_be_called() -> None:
+    assert refused(chat, tools=[TOOL]).param == "tools"
+    chat(tools=[TOOL], tool_choice="none")  # TLS-10
+
+
+def test_msg_06_flags_that_contradict_each_other() -> None:
+    messages = [USER, {"role": "assistant", "content": "Sure"}]
+    chat(messages=messages, continue_final_message=True, add_generation_prompt=False)
+    both = {"messages": messages, "continue_final_message": True, "add_generation_prompt": True}
+    assert refused(chat, **both).param == "continue_final_message"
+    assert refused(chat, continue_final_message=True).param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[], {}, 5, None, [[-1], "a"], [1, "a"], ["a", [1]], [1.5], [True], [[1.5]], [[True]], [[["a"]]], [[[1]]], [None]],
+)
+def test_prm_03_shapes_that_are_no_prompt(prompt: Any) -> None:
+    assert refused(completion, prompt=prompt).param == "prompt"
+
+
+def test_forms_of_prompts() -> None:
+    assert completion(prompt="a").prompt == ["a"]
+    assert completion(prompt=["a", "b"]).prompt == ["a", "b"]
+    assert completion(prompt=[1, 2]).prompt == [[1, 2]]
+    assert completion(prompt=[[1], [2, 3]]).prompt == [[1], [2, 3]]
+
+
+def test_nch_03_prompts_times_n_are_bounded() -> None:
+    assert refused(completion, prompt=["a"] * 600).param == "prompt"
+    assert refused(completion, prompt=["a"] * 300, n=2).param == "n"
+
+
+def test_completion_rules() -> None:
+    assert refused(completion, suffix="x").param == "suffix"
+    assert completion(suffix="", best_of=1)
+    assert completion(n=2, best_of=2)
+    assert refused(completion, n=3, best_of=2).param == "best_of"
+    assert refused(completion, echo=True, logprobs=1).param == "echo"
+
+
+def test_no_input_ever_makes_another_error_than_a_400() -> None:
+    rng = random.Random(7)
+    values: list[Any] = [None, True, -1, 0, 1, 10**30, 1.5, "", "x", [], [1], {}, {"a": 1}, [[]], [None], "\ud800"]
+    names = [*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields]
+    for _ in range(3000):
+        fields = {rng.choice(names): rng.choice(values) for _ in range(3)}
+        for make in (chat, completion):
+            with suppress(InvalidRequest):
+                make(**fields)
