@@ -7,6 +7,7 @@ backend either speeds up single ops or overrides a whole unit with one fused ker
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -86,3 +87,15 @@ class Ops(ABC):
         """Residual add, norm, gated MLP -> (what to add to the stream next, the stream)."""
         normed, residual = self.add_rms_norm(x, residual, weights.norm, weights.eps)
         return self.linear(self.silu_and_mul(self.linear(normed, weights.gate_up)), weights.down), residual
+
+    def decoder(
+        self, x: Tensor, layers: Sequence[tuple[AttentionWeights, MlpWeights]], step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """All layers: embeddings x [T, H], which it may overwrite -> (what to add to the stream last, the stream)."""
+        residual: Tensor | None = None
+        for index, (attention, mlp) in enumerate(layers):
+            x, residual = self.attention_block(x, residual, attention, step, index)
+            x, residual = self.mlp_block(x, residual, mlp)
+        if residual is None:
+            raise ValueError("a decoder needs at least one layer")
+        return x, residual

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from engine_worker.layers.weights import LinearSpec, TensorSpec, WeightStore
-from kernels.ops import AttentionWeights, MlpWeights, Ops, Step
+from kernels.ops import AttentionWeights, MlpWeights
 
-__all__ = ["DecoderLayer", "DecoderShape"]
+__all__ = ["DecoderShape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +51,21 @@ class DecoderShape:
             LinearSpec(f"{prefix}down", down, self.intermediate_size, self.mlp_bias),
         ]
 
-
-class DecoderLayer:
-    """The layer at `index` of a model; its weights are final."""
-
-    __slots__ = ("_attention", "_index", "_mlp", "_ops")
-
-    def __init__(self, ops: Ops, shape: DecoderShape, store: WeightStore, prefix: str, index: int) -> None:
-        self._ops = ops
-        self._index = index
-        self._attention = AttentionWeights(
+    def weights(self, store: WeightStore, prefix: str) -> tuple[AttentionWeights, MlpWeights]:
+        """The finished parameters of that layer. Raises LoadError where the checkpoint lacked some."""
+        attention = AttentionWeights(
             norm=store.tensor(f"{prefix}input_layernorm.weight"),
             qkv=store.linear(f"{prefix}qkv"),
             output=store.linear(f"{prefix}output"),
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            eps=shape.eps,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            eps=self.eps,
         )
-        self._mlp = MlpWeights(
+        mlp = MlpWeights(
             norm=store.tensor(f"{prefix}post_attention_layernorm.weight"),
             gate_up=store.linear(f"{prefix}gate_up"),
             down=store.linear(f"{prefix}down"),
-            eps=shape.eps,
+            eps=self.eps,
         )
-
-    def forward(self, x: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        """(what the previous layer adds to the stream [T, H], the stream) -> the same after this layer."""
-        x, residual = self._ops.attention_block(x, residual, self._attention, step, self._index)
-        return self._ops.mlp_block(x, residual, self._mlp)
+        return attention, mlp

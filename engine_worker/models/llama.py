@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine_worker.layers.decoder import DecoderLayer, DecoderShape
+from engine_worker.layers.decoder import DecoderShape
 from engine_worker.layers.rope import rope_table
 from engine_worker.layers.weights import LinearSpec, TensorSpec, WeightStore
 from engine_worker.models.config import ModelConfig
@@ -41,9 +41,7 @@ class Llama:
         self._ops = ops
         shape = _shape(config)
         self._embedding = store.tensor(_EMBEDDING)
-        self._layers = [
-            DecoderLayer(ops, shape, store, f"model.layers.{index}.", index) for index in range(config.num_layers)
-        ]
+        self._layers = [shape.weights(store, f"model.layers.{index}.") for index in range(config.num_layers)]
         self._norm = store.tensor(_FINAL_NORM)
         # Tied weights are packed once more where the backend has its own layout: rows are looked up in the plain one.
         self._head = ops.pack_linear(self._embedding) if config.tie_word_embeddings else store.linear(_HEAD)
@@ -87,9 +85,7 @@ class Llama:
         """See `Model.forward`."""
         step = self._ops.begin(layout, kv_cache, self._rope)
         x = self._ops.embedding(self._embedding, token_ids)
-        residual: Tensor | None = None
-        for layer in self._layers:
-            x, residual = layer.forward(x, residual, step)
+        x, residual = self._ops.decoder(x, self._layers, step)
         normed, _ = self._ops.add_rms_norm(x, residual, self._norm, self._config.rms_norm_eps)
         return normed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,9 @@ def test_whole_tokens_win_over_merges_where_the_model_says_so() -> None:
 def llama_cpp_tokenizer(path: Path) -> Any:
     """text -> ids by llama.cpp, without BOS and with special tokens as plain text."""
     llama_cpp = pytest.importorskip("llama_cpp", exc_type=ImportError)
+    # The package opens /dev/null when imported and never closes it.
+    atexit.register(llama_cpp._utils.outnull_file.close)
+    atexit.register(llama_cpp._utils.errnull_file.close)
     model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     return lambda text: model.tokenize(text.encode(), add_bos=False, special=False) if text else []
 
