@@ -10,7 +10,7 @@ RUN pip install -c constraints.txt '.[api]'
 COPY headrace headrace
 COPY shared shared
 COPY api_service api_service
-RUN pip install --no-deps --force-reinstall . && useradd --system --uid 10001 --create-home headrace
+RUN pip install --no-deps --force-reinstall . && useradd --uid 10001 --create-home --shell /usr/sbin/nologin headrace
 
 USER headrace
 WORKDIR /home/headrace

@@ -15,7 +15,7 @@ COPY shared shared
 COPY kernels kernels
 COPY engine_worker engine_worker
 RUN pip install --no-deps --force-reinstall . \
-  && useradd --system --uid 10001 --create-home headrace && install -d -o headrace /models
+  && useradd --uid 10001 --create-home --shell /usr/sbin/nologin headrace && install -d -o headrace /models
 
 USER headrace
 WORKDIR /home/headrace
