@@ -99,6 +99,4 @@ def _eos_ids(
 
 def _defaults(generation: dict[str, Any]) -> dict[str, float]:
     found = {name: generation.get(name) for name in _DEFAULTS}
-    numbers = {name: float(v) for name, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
-    # Greedy by declaration: sampling parameters are then only left-overs.
-    return {"temperature": 0.0} if generation.get("do_sample") is False else numbers
+    return {name: float(v) for name, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}

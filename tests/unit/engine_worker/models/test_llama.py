@@ -96,9 +96,10 @@ def test_a_dynamic_window_within_the_trained_length_is_not_scaled(tmp_path: Path
     torch.testing.assert_close(paged.run([(0, ids)])[0], reference_logits(hf, ids), rtol=1e-4, atol=2e-4)
 
 
-def test_bfloat16_is_within_two_percent_of_float32(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_within_two_percent_of_float32(tmp_path: Path, dtype: str) -> None:
     path = make_tiny_llama(tmp_path / "model", weight_scale=0.1)
-    wide, narrow = (PagedModel(load(str(path), dtype=d, device="cpu").model) for d in ("float32", "bfloat16"))
+    wide, narrow = (PagedModel(load(str(path), dtype=d, device="cpu").model) for d in ("float32", dtype))
     ids = tokens(3, 64)
     expected = wide.run([(0, ids)])[0]
     out = torch.cat([narrow.run([(0, ids[:40])])[0], narrow.run([(0, ids[40:])])[0]])

@@ -74,8 +74,6 @@ def test_where_eos_is_named(
 def test_generation_defaults(directory: Path) -> None:
     update(directory, "generation_config.json", do_sample=True, temperature=0.6, top_p=0.9, top_k=20, max_length=4096)
     assert text_from_hf(directory, {}).defaults == {"temperature": 0.6, "top_p": 0.9, "top_k": 20.0}
-    update(directory, "generation_config.json", do_sample=False)
-    assert text_from_hf(directory, {}).defaults == {"temperature": 0.0}
 
 
 def test_add_bos_follows_the_post_processor_unless_the_configuration_says_otherwise(directory: Path) -> None:
