@@ -41,6 +41,8 @@ class Ops(ABC):
     """The table. Activations are [T, features] in the weights' dtype; norms and rotations are computed in float32."""
 
     name: str
+    note: str = ""
+    """Why this backend was chosen over a faster one, for the log; empty where it is the one asked for."""
 
     @abstractmethod
     def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:

@@ -20,6 +20,7 @@ __all__ = [
     "LayerCache",
     "MlpWeights",
     "PackedLinear",
+    "QuantizedTensor",
     "RopeTable",
     "kv_cache_bytes",
     "new_kv_cache",
@@ -93,6 +94,25 @@ class PackedLinear(NamedTuple):
     out_features: int
     packed: bool
     """False: `weight` is plain [out_features, in_features]; True: a layout only the backend that made it can read."""
+    format: str = ""
+    """How the native CPU backend packed it: float32, bfloat16, int8, q4_0, q4_1, q8_0; empty elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A weight matrix [out_features, in_features] in GGUF blocks of 32 values, row by row, as a file holds them."""
+
+    blocks: Tensor
+    """uint8 [out_features, in_features / 32 * bytes of a block]. Rows may be reordered and concatenated like any
+    tensor's."""
+    format: str
+    """q4_0 (18 bytes a block: float16 scale, nibbles), q4_1 (20: scale, minimum, nibbles), q8_0 (34: scale, int8)."""
+    in_features: int
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the matrix."""
+        return self.blocks.shape[0]
 
 
 @dataclass(frozen=True, slots=True)

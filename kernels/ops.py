@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
+from kernels.cpu.library import load
+from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
 from kernels.interface import Ops, Step
 from kernels.layout import (
@@ -16,6 +20,7 @@ from kernels.layout import (
     LayerCache,
     MlpWeights,
     PackedLinear,
+    QuantizedTensor,
     RopeTable,
     kv_cache_bytes,
     new_kv_cache,
@@ -30,6 +35,7 @@ __all__ = [
     "MlpWeights",
     "Ops",
     "PackedLinear",
+    "QuantizedTensor",
     "RopeTable",
     "Step",
     "kv_cache_bytes",
@@ -39,7 +45,19 @@ __all__ = [
 
 
 def select_backend(device: torch.device | str) -> Ops:
-    """The fastest backend that runs on `device`."""
-    if torch.device(device).type == "cpu" and torch._C._has_mkldnn:
-        return OneDnnOps()
-    return ReferenceOps()
+    """The fastest backend that runs on `device`.
+
+    On CPUs HEADRACE_CPU_BACKEND chooses between "torch" (the default) and "native", our own kernels; `Ops.note` says
+    why torch serves where native was asked for. Raises ValueError for any other value.
+    """
+    if torch.device(device).type != "cpu":
+        return ReferenceOps()
+    choice = os.environ.get("HEADRACE_CPU_BACKEND", "") or "torch"
+    if choice not in ("native", "torch"):
+        raise ValueError(f"HEADRACE_CPU_BACKEND is {choice!r}; allowed: native, torch")
+    library = load() if choice == "native" else ""
+    if not isinstance(library, str):
+        return NativeOps(library)
+    ops = OneDnnOps() if torch._C._has_mkldnn else ReferenceOps()
+    ops.note = library
+    return ops

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.interface import Ops
+from kernels.interface import Ops, Step
 from kernels.layout import BatchLayout, KVCache, LayerCache, PackedLinear, RopeTable
 
 __all__ = ["ReferenceOps"]
@@ -118,7 +118,7 @@ class ReferenceOps(Ops):
 
     name = "reference"
 
-    def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> _ReferenceStep:
+    def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:
         return _ReferenceStep(layout, cache, rope)
 
     def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""Which instruction sets this CPU has, and the level the native kernels are built for.
+
+A level is a name and compiler flags; levels are tried from the best down. HEADRACE_CPU_ISA forces one that the CPU
+has, for tests and comparisons.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+__all__ = ["LEVELS", "Level", "available_levels", "candidate_levels"]
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+_FLAG_OF = {
+    "avx512_bf16": "avx512bf16",
+    "avx512_vnni": "avx512vnni",
+    "amx_tile": "amx-tile",
+    "amx_bf16": "amx-bf16",
+    "amx_int8": "amx-int8",
+}
+"""Where the compiler spells a feature differently from the kernel of the operating system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One build of the kernels."""
+
+    name: str
+    required: tuple[str, ...]
+    """CPU features (as Linux names them) without which it cannot run."""
+    optional: tuple[str, ...] = ()
+    """Features it uses where they are there."""
+
+    def flags(self) -> tuple[str, ...]:
+        """Compiler flags for this CPU."""
+        present = (*self.required, *(feature for feature in self.optional if feature in _cpu_features()))
+        return tuple(f"-m{_FLAG_OF.get(feature, feature)}" for feature in present)
+
+
+LEVELS = (
+    Level("amx", (*_AVX512, "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")),
+    Level("avx512", _AVX512, ("avx512_bf16", "avx512_vnni")),
+    Level("avx2", _AVX2),
+    Level("portable", ()),
+)
+
+
+@cache
+def _cpu_features() -> frozenset[str]:
+    """Feature names of the first CPU; empty where the system does not list them (the portable level still runs)."""
+    if platform.machine() not in ("x86_64", "AMD64") or not _CPUINFO.exists():
+        return frozenset()
+    for line in _CPUINFO.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()
+
+
+def available_levels() -> tuple[Level, ...]:
+    """Levels this CPU can run, best first."""
+    return tuple(level for level in LEVELS if _cpu_features().issuperset(level.required))
+
+
+def candidate_levels() -> tuple[Level, ...]:
+    """What to try, best first; only the one HEADRACE_CPU_ISA names where it is set.
+
+    Raises ValueError where it names one that does not exist or that this CPU cannot run.
+    """
+    levels = available_levels()
+    name = os.environ.get("HEADRACE_CPU_ISA", "")
+    if not name:
+        return levels
+    for level in levels:
+        if level.name == name:
+            return (level,)
+    raise ValueError(f"HEADRACE_CPU_ISA is {name!r}; this CPU runs {', '.join(level.name for level in levels)}")

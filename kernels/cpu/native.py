@@ -1,0 +1,277 @@
+"""The op table on our own C++ kernels (src/): packed weights, one call for an attention block and one for an MLP block.
+
+Float32 and bfloat16 models; any other type runs on the reference backend it inherits. Scratch memory belongs to the
+object, so one thread at a time may use it (the engine thread).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import DTYPES, HrAttention, HrMlp, HrStep, Library
+from kernels.cpu.packing import attention_struct, linear_struct, mlp_struct, pack, pointer_array
+from kernels.interface import Step
+from kernels.layout import (
+    AttentionWeights,
+    BatchLayout,
+    KVCache,
+    MlpWeights,
+    PackedLinear,
+    QuantizedTensor,
+    RopeTable,
+)
+from kernels.reference import ReferenceOps
+
+__all__ = ["NativeOps"]
+
+_VECTOR = 16
+"""The element-wise kernels handle rows of a multiple of this."""
+
+
+class _NativeStep:
+    """One batch, as pointers; keeps what they point to alive."""
+
+    def __init__(self, ops: NativeOps, layout: BatchLayout, cache: KVCache, rope: RopeTable, serial: int) -> None:
+        self._ops = ops
+        self._alive = (layout, cache, rope)
+        self.dtype = cache.layers[0].key.dtype
+        self.num_tokens = layout.num_tokens
+        self._head_dim = cache.head_dim
+        self._kv_heads = cache.num_kv_heads
+        keys, values = ops.cache_pointers(cache)
+        self.struct = HrStep(
+            _pointer(layout.query_start, torch.int32),
+            _pointer(layout.seq_lens, torch.int32),
+            _pointer(layout.block_tables, torch.int32),
+            _pointer(layout.slot_mapping, torch.int64),
+            _pointer(layout.positions, torch.int64),
+            _pointer(rope.cos, torch.float32),
+            _pointer(rope.sin, torch.float32),
+            ctypes.addressof(keys),
+            ctypes.addressof(values),
+            layout.num_tokens,
+            layout.seq_lens.shape[0],
+            layout.block_tables.shape[1],
+            cache.block_size,
+            cache.num_kv_heads,
+            cache.head_dim,
+            rope.cos.shape[1],
+            DTYPES[self.dtype],
+            serial,
+        )
+
+    def rope_and_cache(self, qkv: Tensor, layer: int, num_heads: int) -> Tensor:
+        """See `Step`."""
+        _expect(qkv, self.dtype, (self.num_tokens, (num_heads + 2 * self._kv_heads) * self._head_dim))
+        query = torch.empty((self.num_tokens, num_heads, self._head_dim), dtype=self.dtype)
+        self._ops.functions.hr_rotate_and_cache(
+            self._ops.workspace, self.struct, layer, num_heads, qkv.data_ptr(), query.data_ptr()
+        )
+        return query
+
+    def attention(self, query: Tensor, layer: int) -> Tensor:
+        """See `Step`."""
+        num_heads = query.shape[1]
+        _expect(query, self.dtype, (self.num_tokens, num_heads, self._head_dim))
+        out = torch.empty((self.num_tokens, num_heads * self._head_dim), dtype=self.dtype)
+        self._ops.functions.hr_attention(
+            self._ops.workspace, self.struct, layer, num_heads, query.data_ptr(), out.data_ptr()
+        )
+        return out
+
+
+class NativeOps(ReferenceOps):
+    """CPU backend in C++."""
+
+    def __init__(self, library: Library, threads: int = 0) -> None:
+        """threads: how many a call may use, the caller's included; 0 = as many as torch."""
+        self.name = f"native-{library.level}"
+        self.functions = library.functions
+        self._library = library
+        self.threads = threads or torch.get_num_threads()
+        self.workspace = self.functions.hr_workspace_new(self.threads)
+        weakref.finalize(self, self.functions.hr_workspace_free, self.workspace)
+        self._serial = count()
+        # The C views of weights, by identity; the tuple keeps the weights alive, so an identity is never reused.
+        self._attention: dict[int, tuple[HrAttention, AttentionWeights, Tensor]] = {}
+        self._mlp: dict[int, tuple[HrMlp, MlpWeights, Tensor]] = {}
+        self._norms: dict[int, tuple[Tensor, Tensor]] = {}
+        self._cache: KVCache | None = None
+
+    def cache_pointers(self, cache: KVCache) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
+        """Addresses of every layer's keys and values. Made once per cache."""
+        if self._cache is not cache:
+            if not all(layer.key.is_contiguous() and layer.value.is_contiguous() for layer in cache.layers):
+                raise ValueError("the KV cache's pages must be contiguous")
+            kind = ctypes.c_void_p * len(cache.layers)
+            self._keys = kind(*(layer.key.data_ptr() for layer in cache.layers))
+            self._values = kind(*(layer.value.data_ptr() for layer in cache.layers))
+            self._cache = cache
+        return self._keys, self._values
+
+    def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:
+        if cache.layers[0].key.dtype not in DTYPES:
+            return super().begin(layout, cache, rope)
+        return _NativeStep(self, layout, cache, rope, next(self._serial))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if not _elementwise(x):
+            return super().rms_norm(x, weight, eps)
+        return self._norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if not _elementwise(x):
+            return super().add_rms_norm(x, residual, weight, eps)
+        if residual is not None:
+            _expect(residual, x.dtype, x.shape)
+        return self._norm(x, residual, weight, eps), x if residual is None else residual
+
+    def _norm(self, x: Tensor, stream: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        width = x.shape[-1]
+        self.functions.hr_rms_norm(
+            self.workspace,
+            DTYPES[x.dtype],
+            x.numel() // width,
+            width,
+            x.data_ptr(),
+            None if stream is None else stream.data_ptr(),
+            self._wide_norm(weight).data_ptr(),
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def _wide_norm(self, weight: Tensor) -> Tensor:
+        if weight.dtype is torch.float32:
+            return weight
+        known = self._norms.get(id(weight))
+        if known is None:
+            known = self._norms[id(weight)] = (weight.float(), weight)
+        return known[0]
+
+    def pack_linear(
+        self, weight: Tensor | QuantizedTensor, bias: Tensor | None = None, weight_format: str = ""
+    ) -> PackedLinear:
+        """See `Ops`. weight_format: quantizes plain weights as int8, q8_0, q4_0 or q4_1; "" keeps their own type."""
+        if isinstance(weight, Tensor) and weight.dtype not in DTYPES:
+            return super().pack_linear(weight, bias)
+        return pack(self._library, weight, bias, weight_format, self.threads)
+
+    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
+        return self._linear(x, layer, x.dtype) if layer.packed else super().linear(x, layer)
+
+    def logits(self, hidden: Tensor, head: PackedLinear) -> Tensor:
+        return self._linear(hidden, head, torch.float32) if head.packed else super().logits(hidden, head)
+
+    def _linear(self, x: Tensor, layer: PackedLinear, dtype: torch.dtype) -> Tensor:
+        x = x.contiguous()
+        rows = x.numel() // layer.in_features
+        _expect(x, x.dtype, (rows, layer.in_features))
+        out = torch.empty((rows, layer.out_features), dtype=dtype)
+        self.functions.hr_linear(
+            self.workspace, linear_struct(layer), DTYPES[x.dtype], rows, x.data_ptr(), out.data_ptr(), DTYPES[dtype]
+        )
+        return out
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        width = gate_up.shape[-1] // 2
+        if not _elementwise(gate_up) or width % _VECTOR:
+            return super().silu_and_mul(gate_up)
+        out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype)
+        rows = out.numel() // width
+        self.functions.hr_silu_mul(
+            self.workspace, DTYPES[gate_up.dtype], rows, width, gate_up.data_ptr(), out.data_ptr()
+        )
+        return out
+
+    def attention_block(
+        self, x: Tensor, residual: Tensor | None, weights: AttentionWeights, step: Step, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        if not isinstance(step, _NativeStep) or not weights.qkv.packed:
+            return super().attention_block(x, residual, weights, step, layer)
+        shape = (step.num_tokens, weights.qkv.in_features)
+        _expect(x, step.dtype, shape)
+        stream = x if residual is None else residual
+        _expect(stream, step.dtype, shape)
+        # x is used up once it is added to the stream, so the result takes its place.
+        out = torch.empty_like(x) if residual is None else x
+        self.functions.hr_attention_block(
+            self.workspace,
+            step.struct,
+            self._attention_struct(weights),
+            layer,
+            x.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+        )
+        return out, stream
+
+    def mlp_block(self, x: Tensor, residual: Tensor, weights: MlpWeights) -> tuple[Tensor, Tensor]:
+        if not weights.gate_up.packed:
+            return super().mlp_block(x, residual, weights)
+        shape = (x.shape[0], weights.gate_up.in_features)
+        _expect(x, x.dtype, shape)
+        _expect(residual, x.dtype, shape)
+        self.functions.hr_mlp_block(
+            self.workspace,
+            self._mlp_struct(weights),
+            DTYPES[x.dtype],
+            shape[0],
+            x.data_ptr(),
+            residual.data_ptr(),
+            x.data_ptr(),
+        )
+        return x, residual
+
+    def decoder(
+        self, x: Tensor, layers: Sequence[tuple[AttentionWeights, MlpWeights]], step: Step
+    ) -> tuple[Tensor, Tensor]:
+        if not isinstance(step, _NativeStep) or not all(a.qkv.packed and m.gate_up.packed for a, m in layers):
+            return super().decoder(x, layers, step)
+        _expect(x, step.dtype, (step.num_tokens, layers[0][0].qkv.in_features))
+        delta = torch.empty_like(x)
+        attention = pointer_array([self._attention_struct(weights) for weights, _ in layers])
+        mlp = pointer_array([self._mlp_struct(weights) for _, weights in layers])
+        self.functions.hr_decoder(
+            self.workspace, step.struct, len(layers), attention, mlp, x.data_ptr(), delta.data_ptr()
+        )
+        return delta, x
+
+    def _attention_struct(self, weights: AttentionWeights) -> HrAttention:
+        known = self._attention.get(id(weights))
+        if known is None:
+            norm = weights.norm.float().contiguous()
+            known = self._attention[id(weights)] = (attention_struct(weights, norm), weights, norm)
+        return known[0]
+
+    def _mlp_struct(self, weights: MlpWeights) -> HrMlp:
+        known = self._mlp.get(id(weights))
+        if known is None:
+            norm = weights.norm.float().contiguous()
+            known = self._mlp[id(weights)] = (mlp_struct(weights, norm), weights, norm)
+        return known[0]
+
+
+def _elementwise(x: Tensor) -> bool:
+    return x.dtype in DTYPES and x.is_contiguous() and x.shape[-1] % _VECTOR == 0
+
+
+def _expect(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """The C++ side checks nothing, so a wrong tensor must stop here."""
+    if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
+        raise ValueError(
+            f"expected a contiguous {dtype} tensor of shape {tuple(shape)}, got {x.dtype} {tuple(x.shape)}"
+        )
+
+
+def _pointer(x: Tensor, dtype: torch.dtype) -> int:
+    if x.dtype is not dtype or not x.is_contiguous():
+        raise ValueError(f"expected a contiguous {dtype} tensor, got {x.dtype} {tuple(x.shape)}")
+    return x.data_ptr()

@@ -1,0 +1,147 @@
+// AMX tiles: 16 rows of A times 16 features in one instruction. team.h has configured every tile as 16 x 64 bytes.
+#pragma once
+
+#include "tile.h"
+
+namespace headrace {
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+
+// 16 steps of a panel lie exactly as an operand tile.
+constexpr int64_t AMX_TILE_BYTES = 16 * STEP_BYTES;
+constexpr int64_t AMX_PREFETCH_TILES = 2;
+
+// Tile numbers must be literals: 0-3 accumulate, 4-5 hold A, 6-7 hold B.
+#define HR_DOT(acc, a, b)          \
+  if constexpr (INT8) {            \
+    _tile_dpbsud(acc, a, b);       \
+  } else {                         \
+    _tile_dpbf16ps(acc, a, b);     \
+  }
+
+inline void amx_prefetch(const uint8_t* tile) {
+  for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + line * STEP_BYTES, 0, 2);
+}
+
+// Up to 16 rows by NB <= 4 panels. Weights are used once here, so they come from memory: prefetch.
+template <bool INT8, int NB>
+void amx_flat(const TileJob& job, int64_t row) {
+  const uint8_t* a = job.a + row * job.lda;
+  auto* c = (float*)job.c + row * job.ldc;
+  const int64_t ldc = job.ldc * 4;
+  if (job.accumulate) {
+    _tile_loadd(0, c, ldc);
+    if constexpr (NB > 1) _tile_loadd(1, c + 16, ldc);
+    if constexpr (NB > 2) _tile_loadd(2, c + 32, ldc);
+    if constexpr (NB > 3) _tile_loadd(3, c + 48, ldc);
+  } else {
+    _tile_zero(0);
+    if constexpr (NB > 1) _tile_zero(1);
+    if constexpr (NB > 2) _tile_zero(2);
+    if constexpr (NB > 3) _tile_zero(3);
+  }
+  for (int64_t t = 0; t < job.steps / 16; ++t) {
+    const int64_t at = t * AMX_TILE_BYTES, ahead = at + AMX_PREFETCH_TILES * AMX_TILE_BYTES;
+    for (int n = 0; n < NB; ++n) amx_prefetch(job.panels[n] + ahead);
+    _tile_loadd(4, a + t * 64, job.lda);
+    _tile_loadd(6, job.panels[0] + at, STEP_BYTES);
+    HR_DOT(0, 4, 6)
+    if constexpr (NB > 1) {
+      _tile_loadd(7, job.panels[1] + at, STEP_BYTES);
+      HR_DOT(1, 4, 7)
+    }
+    if constexpr (NB > 2) {
+      _tile_loadd(6, job.panels[2] + at, STEP_BYTES);
+      HR_DOT(2, 4, 6)
+    }
+    if constexpr (NB > 3) {
+      _tile_loadd(7, job.panels[3] + at, STEP_BYTES);
+      HR_DOT(3, 4, 7)
+    }
+  }
+  _tile_stored(0, c, ldc);
+  if constexpr (NB > 1) _tile_stored(1, c + 16, ldc);
+  if constexpr (NB > 2) _tile_stored(2, c + 32, ldc);
+  if constexpr (NB > 3) _tile_stored(3, c + 48, ldc);
+}
+
+// 32 rows by NB <= 2 panels: four products for four loads.
+template <bool INT8, int NB>
+void amx_square(const TileJob& job, int64_t row, int panel) {
+  const uint8_t *a0 = job.a + row * job.lda, *a1 = a0 + 16 * job.lda;
+  const uint8_t *b0 = job.panels[panel], *b1 = job.panels[NB > 1 ? panel + 1 : panel];
+  auto *c0 = (float*)job.c + row * job.ldc + panel * PANEL, *c1 = c0 + 16 * job.ldc;
+  const int64_t ldc = job.ldc * 4;
+  if (job.accumulate) {
+    _tile_loadd(0, c0, ldc);
+    _tile_loadd(2, c1, ldc);
+    if constexpr (NB > 1) _tile_loadd(1, c0 + 16, ldc);
+    if constexpr (NB > 1) _tile_loadd(3, c1 + 16, ldc);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t t = 0; t < job.steps / 16; ++t) {
+    _tile_loadd(4, a0 + t * 64, job.lda);
+    _tile_loadd(6, b0 + t * AMX_TILE_BYTES, STEP_BYTES);
+    HR_DOT(0, 4, 6)
+    _tile_loadd(5, a1 + t * 64, job.lda);
+    HR_DOT(2, 5, 6)
+    if constexpr (NB > 1) {
+      _tile_loadd(7, b1 + t * AMX_TILE_BYTES, STEP_BYTES);
+      HR_DOT(1, 4, 7)
+      HR_DOT(3, 5, 7)
+    }
+  }
+  _tile_stored(0, c0, ldc);
+  _tile_stored(2, c1, ldc);
+  if constexpr (NB > 1) _tile_stored(1, c0 + 16, ldc);
+  if constexpr (NB > 1) _tile_stored(3, c1 + 16, ldc);
+}
+
+#undef HR_DOT
+
+template <bool INT8>
+void amx_rows(const TileJob& job) {
+  for (int64_t row = 0; row < job.rows; row += 32) {
+    if (job.rows - row > 16) {
+      int panel = 0;
+      for (; panel + 2 <= job.num_panels; panel += 2) amx_square<INT8, 2>(job, row, panel);
+      if (panel < job.num_panels) amx_square<INT8, 1>(job, row, panel);
+      continue;
+    }
+    switch (job.num_panels) {
+      case 1:
+        amx_flat<INT8, 1>(job, row);
+        break;
+      case 2:
+        amx_flat<INT8, 2>(job, row);
+        break;
+      case 3:
+        amx_flat<INT8, 3>(job, row);
+        break;
+      default:
+        amx_flat<INT8, 4>(job, row);
+    }
+  }
+}
+
+inline void amx_multiply(bool int8, const TileJob& job) {
+  // GCC's tile loads do not say that they read memory: earlier stores must not move past them.
+  __asm__ volatile("" ::: "memory");
+  if (int8) {
+    amx_rows<true>(job);
+  } else {
+    amx_rows<false>(job);
+  }
+}
+
+#else
+
+inline void amx_multiply(bool, const TileJob&) {}
+
+#endif
+
+}  // namespace headrace

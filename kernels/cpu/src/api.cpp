@@ -1,0 +1,100 @@
+// The exported functions. Arguments were checked in Python; nothing here can fail but an allocation.
+#include <unistd.h>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
+
+#include "fused.h"
+
+using namespace headrace;
+
+#define HR_API extern "C" __attribute__((visibility("default")))
+
+// Asks the system for AMX tile state, once a process. 0: granted, or this build does not use it.
+HR_API int32_t hr_enable() {
+#if defined(__AMX_TILE__) && defined(__linux__)
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  return int32_t(syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA));
+#else
+  return 0;
+#endif
+}
+
+HR_API void* hr_workspace_new(int64_t threads) { return new Workspace(int(threads)); }
+
+HR_API void hr_workspace_free(void* ws) { delete (Workspace*)ws; }
+
+HR_API int64_t hr_packed_bytes(int64_t format, int64_t features, int64_t depth) {
+  return packed_bytes(format, features, depth);
+}
+
+HR_API void hr_pack(int64_t format, int64_t source, const void* src, int64_t features, int64_t depth, void* dst,
+                    int64_t threads) {
+  advise_large_pages(dst, size_t(packed_bytes(format, features, depth)));
+  pack_weight(format, source, src, features, depth, dst, int(threads));
+}
+
+HR_API void hr_linear(void* ws, const HrLinear* w, int64_t dtype, int64_t rows, const void* x, void* out,
+                      int64_t out_dtype) {
+  linear(*(Workspace*)ws, *w, dtype, rows, x, Output{out, w->out_features, out_dtype});
+}
+
+HR_API void hr_attention_block(void* ws, const HrStep* step, const HrAttention* block, int64_t layer, const void* x,
+                               void* stream, void* out) {
+  attention_block(*(Workspace*)ws, *step, *block, layer, x, stream, out);
+}
+
+HR_API void hr_mlp_block(void* ws, const HrMlp* block, int64_t dtype, int64_t rows, const void* x, void* stream,
+                         void* out) {
+  mlp_block(*(Workspace*)ws, *block, dtype, rows, x, stream, out);
+}
+
+// All layers. stream holds the embeddings and ends as the residual stream, delta as what is to be added to it.
+HR_API void hr_decoder(void* ws, const HrStep* step, int64_t layers, const HrAttention* const* attention,
+                       const HrMlp* const* mlp, void* stream, void* delta) {
+  for (int64_t i = 0; i < layers; ++i) {
+    attention_block(*(Workspace*)ws, *step, *attention[i], i, i ? delta : stream, i ? stream : nullptr, delta);
+    mlp_block(*(Workspace*)ws, *mlp[i], step->dtype, step->num_tokens, delta, stream, delta);
+  }
+}
+
+HR_API void hr_rotate_and_cache(void* ws, const HrStep* step, int64_t layer, int64_t num_heads, void* qkv,
+                                void* query_out) {
+  parallel(((Workspace*)ws)->threads, [&](Team team) {
+    rotate_and_cache(team, *step, layer, num_heads, qkv, query_out, num_heads * step->head_dim);
+  });
+}
+
+HR_API void hr_attention(void* ws, const HrStep* step, int64_t layer, int64_t num_heads, const void* query, void* out) {
+  Workspace& workspace = *(Workspace*)ws;
+  const int64_t width = num_heads * step->head_dim;
+  const AttentionCall call = {*step, layer, num_heads, query, width, out, width};
+  plan_attention(workspace, *step, call.group());
+  parallel(workspace.threads, [&](Team team) { attend(team, workspace, call); });
+}
+
+// Unpadded rows of the model's dtype, for the two element-wise operators below.
+static Activations plain_rows(int64_t dtype, int64_t width, void* data) {
+  Activations to = {};
+  to.kind = dtype == HR_F32 ? Act::F32 : Act::BF16;
+  to.depth = to.padded = width;
+  to.ld = width * element_bytes(to.kind);
+  to.data = (uint8_t*)data;
+  return to;
+}
+
+// width must be a multiple of 16 in both.
+HR_API void hr_rms_norm(void* ws, int64_t dtype, int64_t rows, int64_t width, const void* x, void* stream,
+                        const float* weight, double eps, void* out) {
+  Workspace& workspace = *(Workspace*)ws;
+  const Norm norm = {x, stream, weight, float(eps), rows, width, dtype};
+  const Activations to = plain_rows(dtype, width, out);
+  parallel(rows > 8 ? workspace.threads : 1, [&](Team team) { norm_rows(team, workspace, norm, to); });
+}
+
+HR_API void hr_silu_mul(void* ws, int64_t dtype, int64_t rows, int64_t width, const void* x, void* out) {
+  Workspace& workspace = *(Workspace*)ws;
+  const Activations to = plain_rows(dtype, width, out);
+  parallel(workspace.threads, [&](Team team) { silu_rows(team, workspace, x, dtype, rows, to); });
+}

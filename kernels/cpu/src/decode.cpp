@@ -1,0 +1,195 @@
+// Attention of one query token: a pass over the cached keys and values at memory speed. The query heads of a KV head
+// share it. Softmax is online (Milakov, Gimelshein 2018), so long rows split into parts that merge exactly.
+#include <limits>
+
+#include "attention.h"
+
+namespace headrace {
+namespace {
+
+// Query heads handled at once, and vectors of the head dimension: bounded by registers.
+constexpr int MAX_HEADS = 4;
+constexpr int MAX_VECTORS = VL == 16 ? 4 : 2;
+
+template <class T>
+struct DecodeJob {
+  const T* query;  // [heads][head_dim]
+  const T* keys[KEY_BLOCK];
+  const T* values[KEY_BLOCK];
+  int64_t dim;
+  int64_t count;           // keys in this block
+  float* wide_query;       // [MAX_HEADS][padded dim]
+  float* acc;              // [MAX_HEADS][padded dim]
+  float scores[MAX_HEADS][KEY_BLOCK];
+  float top[MAX_HEADS];    // running maximum
+  float total[MAX_HEADS];  // running sum
+  float rescale[MAX_HEADS];
+};
+
+// Dot products of VL keys from `at` with HEADS queries.
+template <class T, int HEADS>
+void dot_keys(DecodeJob<T>& job, int64_t at, int64_t padded) {
+  vf sums[HEADS][VL];
+  for (int j = 0; j < VL; ++j) {
+    vf acc[HEADS] = {};
+    if (at + j < job.count) {
+      const T* key = job.keys[at + j];
+      if (HAS_BF16_DOT && sizeof(T) == 2 && job.dim % (2 * VL) == 0) {
+        for (int64_t d = 0; d < job.dim; d += 2 * VL) {
+          const vu k = load_as<vu>(key + d);
+          for (int h = 0; h < HEADS; ++h) acc[h] = dot2(acc[h], load_as<vu>(job.query + h * job.dim + d), k);
+        }
+      } else {
+        for (int64_t d = 0; d < job.dim; d += VL) {
+          const vf k = load_upto(key + d, job.dim - d);
+          for (int h = 0; h < HEADS; ++h) acc[h] += load(job.wide_query + h * padded + d) * k;
+        }
+      }
+    }
+    for (int h = 0; h < HEADS; ++h) sums[h][j] = acc[h];
+  }
+  for (int h = 0; h < HEADS; ++h) store(job.scores[h] + at, sum_each(sums[h]));
+}
+
+// Scores -> weights relative to the running maximum.
+template <class T>
+void soften(DecodeJob<T>& job, int heads, float scale) {
+  const int64_t padded = round_up(job.count, VL);
+  for (int h = 0; h < heads; ++h) {
+    float* scores = job.scores[h];
+    for (int64_t i = job.count; i < padded; ++i) scores[i] = -std::numeric_limits<float>::infinity();
+    vf top = splat(job.top[h]);
+    for (int64_t i = 0; i < padded; i += VL) {
+      const vf scaled = load(scores + i) * scale;
+      store(scores + i, scaled);
+      top = vmax(scaled, top);
+    }
+    const float highest = max_lanes(top);
+    vf sum = {};
+    for (int64_t i = 0; i < padded; i += VL) {
+      const vf weight = vexp(load(scores + i) - highest);
+      store(scores + i, weight);
+      sum += weight;
+    }
+    job.rescale[h] = std::exp(job.top[h] - highest);
+    job.total[h] = job.total[h] * job.rescale[h] + sum_lanes(sum);
+    job.top[h] = highest;
+  }
+}
+
+template <class T, int HEADS, int VECTORS>
+void add_values(DecodeJob<T>& job, int64_t d, int64_t padded) {
+  vf acc[HEADS][VECTORS];
+  for (int h = 0; h < HEADS; ++h) {
+    for (int v = 0; v < VECTORS; ++v) acc[h][v] = load(job.acc + h * padded + d + v * VL) * job.rescale[h];
+  }
+  for (int64_t j = 0; j < job.count; ++j) {
+    vf value[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) value[v] = load_upto(job.values[j] + d + v * VL, job.dim - d - v * VL);
+    for (int h = 0; h < HEADS; ++h) {
+      const float weight = job.scores[h][j];
+      for (int v = 0; v < VECTORS; ++v) acc[h][v] += value[v] * weight;
+    }
+  }
+  for (int h = 0; h < HEADS; ++h) {
+    for (int v = 0; v < VECTORS; ++v) store(job.acc + h * padded + d + v * VL, acc[h][v]);
+  }
+}
+
+template <class T, int HEADS>
+void decode_heads(const AttentionCall& call, const AttentionTask& task, const T* query, float* scratch,
+                  DecodeJob<T>& job) {
+  const HrStep& step = call.step;
+  const int64_t dim = step.head_dim, padded = round_up(dim, VL);
+  const int32_t* table = step.block_tables + task.row * step.table_width;
+  const float scale = 1.0f / std::sqrt(float(dim));
+  job.query = query;
+  job.dim = dim;
+  job.wide_query = scratch;
+  job.acc = scratch + HEADS * padded;
+  std::memset(job.acc, 0, HEADS * padded * 4);
+  for (int h = 0; h < HEADS; ++h) {
+    widen_row(query + h * dim, dim, padded, job.wide_query + h * padded);
+    job.top[h] = -std::numeric_limits<float>::infinity();
+    job.total[h] = 0.0f;
+  }
+  for (int64_t first = task.first_key; first < task.last_key; first += KEY_BLOCK) {
+    job.count = task.last_key - first < KEY_BLOCK ? task.last_key - first : KEY_BLOCK;
+    for (int64_t j = 0; j < job.count; ++j) {
+      const int64_t offset = slot_offset(step, table, first + j, task.kv_head);
+      job.keys[j] = (const T*)step.keys[call.layer] + offset;
+      job.values[j] = (const T*)step.values[call.layer] + offset;
+      __builtin_prefetch(job.keys[j]);
+      __builtin_prefetch(job.values[j]);
+    }
+    for (int64_t j = 0; j < job.count; j += VL) dot_keys<T, HEADS>(job, j, padded);
+    soften(job, HEADS, scale);
+    int64_t d = 0;
+    for (; d + MAX_VECTORS * VL <= padded; d += MAX_VECTORS * VL) add_values<T, HEADS, MAX_VECTORS>(job, d, padded);
+    for (; d < padded; d += VL) add_values<T, HEADS, 1>(job, d, padded);
+  }
+}
+
+template <class T>
+void write_result(const float* acc, float factor, int64_t dim, T* out) {
+  for (int64_t d = 0; d < dim; d += VL) store_upto(out + d, load(acc + d) * factor, dim - d);
+}
+
+}  // namespace
+
+template <class T>
+void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task) {
+  const HrStep& step = call.step;
+  const int64_t dim = step.head_dim, padded = round_up(dim, VL), group = call.group();
+  const int64_t token = step.query_start[task.row], first_head = task.kv_head * group;
+  const T* query = (const T*)call.query + token * call.query_ld + first_head * dim;
+  T* out = (T*)call.out + token * call.out_ld + first_head * dim;
+  float* scratch = ws.thread_scratch[rank].get<float>(2 * MAX_HEADS * padded);
+  DecodeJob<T> job;
+  for (int64_t head = 0; head < group; head += MAX_HEADS) {
+    const int heads = int(group - head < MAX_HEADS ? group - head : MAX_HEADS);
+    const auto run = heads == 1   ? decode_heads<T, 1>
+                     : heads == 2 ? decode_heads<T, 2>
+                     : heads == 3 ? decode_heads<T, 3>
+                                  : decode_heads<T, 4>;
+    run(call, task, query + head * dim, scratch, job);
+    for (int h = 0; h < heads; ++h) {
+      if (task.partial < 0) {
+        write_result(job.acc + h * padded, 1.0f / job.total[h], dim, out + (head + h) * dim);
+        continue;
+      }
+      float* partial = ws.partials.get<float>(0) + (task.partial * group + head + h) * partial_stride(step);
+      partial[0] = job.top[h];
+      partial[1] = job.total[h];
+      std::memcpy(partial + 2, job.acc + h * padded, padded * 4);
+    }
+  }
+}
+
+template <class T>
+void merge_partials(Workspace& ws, const AttentionCall& call, const MergeTask& task) {
+  const HrStep& step = call.step;
+  const int64_t dim = step.head_dim, group = call.group(), stride = partial_stride(step);
+  T* out = (T*)call.out + step.query_start[task.row] * call.out_ld + task.kv_head * group * dim;
+  for (int64_t head = 0; head < group; ++head) {
+    const float* parts = ws.partials.get<float>(0) + (task.partial * group + head) * stride;
+    const int64_t next = group * stride;
+    float top = parts[0], total = 0.0f;
+    for (int32_t i = 1; i < task.count; ++i) top = std::fmax(top, parts[i * next]);
+    for (int32_t i = 0; i < task.count; ++i) total += std::exp(parts[i * next] - top) * parts[i * next + 1];
+    for (int64_t d = 0; d < dim; d += VL) {
+      vf sum = {};
+      for (int32_t i = 0; i < task.count; ++i) {
+        sum += load(parts + i * next + 2 + d) * std::exp(parts[i * next] - top);
+      }
+      store_upto(out + head * dim + d, sum * (1.0f / total), dim - d);
+    }
+  }
+}
+
+template void attend_decode<float>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void attend_decode<bf16>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void merge_partials<float>(Workspace&, const AttentionCall&, const MergeTask&);
+template void merge_partials<bf16>(Workspace&, const AttentionCall&, const MergeTask&);
+
+}  // namespace headrace

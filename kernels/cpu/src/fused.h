@@ -1,0 +1,33 @@
+// Units of a decoder layer, each one parallel call of a few phases.
+#pragma once
+
+#include "attention.h"
+#include "gemm.h"
+
+namespace headrace {
+
+// RMS norm (Zhang, Sennrich 2019) of x, or of stream + x, which then is the new stream; `stream` may be null.
+struct Norm {
+  const void* x;
+  void* stream;
+  const float* weight;
+  float eps;
+  int64_t rows;
+  int64_t width;
+  int64_t dtype;
+};
+
+void norm_rows(Team& team, Workspace& ws, const Norm& norm, const Activations& to);
+
+// x plus what is left of `stream` and back: see Ops.attention_block and Ops.mlp_block. `out` may be x.
+void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block, int64_t layer, const void* x,
+                     void* stream, void* out);
+void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, void* stream, void* out);
+
+// x [rows, in] of `dtype` -> out.
+void linear(Workspace& ws, const HrLinear& w, int64_t dtype, int64_t rows, const void* x, const Output& out);
+
+// [rows, 2 * width], gate first -> [rows, width].
+void silu_rows(Team& team, Workspace& ws, const void* x, int64_t dtype, int64_t rows, const Activations& to);
+
+}  // namespace headrace

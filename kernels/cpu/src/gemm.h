@@ -1,0 +1,30 @@
+// Linear layers over packed weights, inside a parallel call.
+#pragma once
+
+#include "activations.h"
+#include "team.h"
+#include "workspace.h"
+
+namespace headrace {
+
+// Where results go: [rows, features] of `dtype`.
+struct Output {
+  void* data;
+  int64_t ld;  // elements
+  int64_t dtype;
+};
+
+// Memory for `rows` activations of a layer; every thread calls nothing here, the caller does before the parallel part.
+Activations reserve(ActivationBuffers& buffers, Act kind, int64_t rows, int64_t depth);
+
+// x * w^T + bias. The whole team calls it, and returns when all of it is done.
+void gemm(Team& team, Workspace& ws, const HrLinear& w, const Activations& x, int64_t rows, const Output& out);
+
+// silu(x * gate^T) * (x * up^T), gate being the first half of w's features. Needs whole panels: see can_gate.
+void gemm_gated(Team& team, Workspace& ws, const HrLinear& w, const Activations& x, int64_t rows, const Output& out);
+
+inline bool can_gate(const HrLinear& w) { return w.out_features % (2 * PANEL) == 0; }
+
+inline vf silu_mul(vf gate, vf up) { return gate / (1.0f + vexp(-gate)) * up; }
+
+}  // namespace headrace

@@ -1,0 +1,61 @@
+// The C ABI: what Python fills in (kernels/cpu/library.py mirrors every struct field by field). Pointers are borrowed
+// for the length of a call. Dtype of activations, cache and plain weights is one per model.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+enum HrDtype : int32_t { HR_F32 = 0, HR_BF16 = 1 };
+
+// How a linear layer's weight is packed; gemm.h describes the layouts.
+enum HrFormat : int32_t { HR_W_F32 = 0, HR_W_BF16 = 1, HR_W_INT8 = 2, HR_W_Q4_0 = 3, HR_W_Q4_1 = 4, HR_W_Q8_0 = 5 };
+
+struct HrLinear {
+  const void* weight;
+  const float* bias;  // [out_features] or null
+  int64_t in_features;
+  int64_t out_features;
+  int64_t format;
+};
+
+struct HrAttention {
+  HrLinear qkv;
+  HrLinear output;
+  const float* norm;  // [hidden]
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  double eps;
+};
+
+struct HrMlp {
+  HrLinear gate_up;
+  HrLinear down;
+  const float* norm;  // [hidden]
+  double eps;
+};
+
+// BatchLayout, cache and rotary table of one step; see kernels/layout.py.
+struct HrStep {
+  const int32_t* query_start;
+  const int32_t* seq_lens;
+  const int32_t* block_tables;
+  const int64_t* slots;
+  const int64_t* positions;
+  const float* cos;
+  const float* sin;
+  void* const* keys;
+  void* const* values;
+  int64_t num_tokens;
+  int64_t num_rows;
+  int64_t table_width;
+  int64_t block_size;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t rotary_half;
+  int64_t dtype;
+  int64_t serial;  // different for every step
+};
+
+}  // extern "C"

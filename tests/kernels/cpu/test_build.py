@@ -1,0 +1,129 @@
+"""The build driver: one compile per source and flags, harmless when many start at once, honest where it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import build as driver
+from kernels.cpu.build import BuildError, build, cache_directory
+from kernels.cpu.isa import Level, available_levels, candidate_levels
+from kernels.cpu.library import Library, load
+from kernels.cpu.native import NativeOps
+from kernels.cpu.onednn import OneDnnOps
+from kernels.ops import select_backend
+
+PORTABLE = Level("portable", ())
+
+
+@pytest.fixture
+def small_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A one-function library in place of the kernels, and an empty cache."""
+    sources = tmp_path / "src"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    monkeypatch.setattr(driver, "_SOURCES", sources)
+    monkeypatch.setenv("HEADRACE_KERNEL_CACHE", str(tmp_path / "cache"))
+    return sources
+
+
+@pytest.fixture
+def fresh_load() -> object:
+    """Forgets which library this process loaded, before and after."""
+    load.cache_clear()
+    yield None
+    load.cache_clear()
+
+
+def test_a_second_build_takes_the_first_ones_library(small_source: Path) -> None:
+    first = build(PORTABLE)
+    written = first.stat().st_mtime_ns
+    assert build(PORTABLE) == first
+    assert first.stat().st_mtime_ns == written
+    assert sorted(path.name for path in first.parent.iterdir()) == ["lock", first.name]
+
+
+def test_a_changed_source_or_flag_is_another_library(small_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(PORTABLE)
+    (small_source / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
+    second = build(PORTABLE)
+    monkeypatch.setattr(driver, "_FLAGS", (*driver._FLAGS, "-DX=1"))
+    assert len({first, second, build(PORTABLE)}) == 3
+
+
+def test_processes_starting_at_once_end_with_one_whole_library(small_source: Path) -> None:
+    code = (
+        "import pathlib, sys; from kernels.cpu import build; from kernels.cpu.isa import Level;"
+        "build._SOURCES = pathlib.Path(sys.argv[1]); print(build.build(Level('portable', ())))"
+    )
+    command = [sys.executable, "-c", code, str(small_source)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    paths = {process.communicate(timeout=100)[0].strip() for process in processes}
+    assert paths == {str(build(PORTABLE))}
+    assert len(list(cache_directory().glob("*.so"))) == 1
+
+
+def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler found \(looked for no-such-compiler\)"):
+        build(PORTABLE)
+
+
+def test_a_failing_compile_shows_the_compilers_error(small_source: Path) -> None:
+    (small_source / "one.cpp").write_text("int broken( {\n")
+    with pytest.raises(BuildError, match=r"compiling the kernels failed: .*error"):
+        build(PORTABLE)
+    assert not list(cache_directory().glob("*.so"))
+
+
+def test_an_unusable_cache_is_named(small_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("HEADRACE_KERNEL_CACHE", str(blocker / "cache"))
+    with pytest.raises(BuildError, match=r"kernel cache .* is not usable"):
+        build(PORTABLE)
+
+
+def test_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HEADRACE_KERNEL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "headrace" / "kernels"
+
+
+def test_a_level_can_be_forced_and_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_ISA", "portable")
+    assert [level.name for level in candidate_levels()] == ["portable"]
+    monkeypatch.setenv("HEADRACE_CPU_ISA", "mmx")
+    with pytest.raises(ValueError, match=r"HEADRACE_CPU_ISA is 'mmx'; this CPU runs .*portable"):
+        candidate_levels()
+    monkeypatch.setenv("HEADRACE_CPU_ISA", "")
+    assert candidate_levels() == available_levels()
+
+
+@pytest.mark.usefixtures("fresh_load")
+def test_backend_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_CPU_BACKEND", raising=False)
+    assert not isinstance(select_backend("cpu"), NativeOps)
+    monkeypatch.setenv("HEADRACE_CPU_BACKEND", "native")
+    monkeypatch.setenv("HEADRACE_CPU_ISA", "portable")
+    assert select_backend("cpu").name == "native-portable"
+    monkeypatch.setenv("HEADRACE_CPU_BACKEND", "fast")
+    with pytest.raises(ValueError, match="HEADRACE_CPU_BACKEND is 'fast'; allowed: native, torch"):
+        select_backend("cpu")
+
+
+@pytest.mark.usefixtures("fresh_load")
+def test_torch_serves_and_says_why_where_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_BACKEND", "native")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    ops = select_backend("cpu")
+    assert isinstance(ops, OneDnnOps)
+    assert "no C++ compiler found" in ops.note
+
+
+def test_threads_default_to_torchs() -> None:
+    assert NativeOps(Library(PORTABLE)).threads == torch.get_num_threads()
