@@ -40,6 +40,7 @@ class Lease:
         self._step_limit = step_limit_ms / 1000
         self._steps_at_renewal = -1
         self._hung_reported = False
+        self._delay_reported = False
         self._now = asyncio.Event()
 
     def renew_now(self) -> None:
@@ -64,8 +65,11 @@ class Lease:
             self._steps_at_renewal = self._engine.steps
             try:
                 await self._renew()
+                self._delay_reported = False
             except REDIS_TROUBLE as error:
-                log.warning("renewal delayed", reason=str(error))
+                if not self._delay_reported:
+                    log.warning("renewal delayed", reason=str(error))
+                self._delay_reported = True
 
     def _report_hung(self) -> None:
         """Once per hang, not once per tick."""
