@@ -1,6 +1,6 @@
--- Closes a request whose terminal record has just been appended (included by commit and _terminal): state, queue entry,
--- ledger and drain measure in the same call, so that no sweep can find one without the other. Never publishes.
--- ledger  hash  requests, prompt_tokens, completion_tokens of one tenant on one UTC day; the day is Redis's, not the caller's.
+-- Closes a request whose terminal record has just been appended (included by commit and _terminal): state, queue
+-- entry, ledger and drain measure in the same call, so that no sweep can find one without the other. Never publishes.
+-- ledger  hash  requests, prompt_tokens, completion_tokens of one tenant on one UTC day; Redis's day, not the caller's.
 -- @include _load
 
 -- YYYYMMDD of Unix seconds: Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.

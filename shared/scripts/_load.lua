@@ -1,6 +1,6 @@
 -- How full a queue is and how fast it drains (included by submit, restore, depth, position and _close).
--- load  hash  tokens: prompt tokens waiting · done, done_tokens: finished requests and prompt tokens, decayed with RATE_TAU
---             · at, since: Redis ms of the last and the first finish. Only a measure: losing it costs an estimate.
+-- load  hash  tokens: prompt tokens waiting · done, done_tokens: finished requests and prompt tokens, decayed with
+--       RATE_TAU · at, since: Redis ms of the last and the first finish. Only a measure: losing it costs an estimate.
 
 local RATE_TAU = 30000
 

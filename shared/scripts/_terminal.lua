@@ -8,7 +8,8 @@ local function read_progress(log)
   repeat
     local page = redis.call('XRANGE', log, from, '+', 'COUNT', 500)
     for _, entry in ipairs(page) do
-      for _, delta in ipairs(cmsgpack.unpack(entry[2][2]).d or {}) do
+      local readable, record = pcall(cmsgpack.unpack, entry[2][2]) -- an unreadable one must not keep the end away
+      for _, delta in ipairs(readable and type(record) == 'table' and record.d or {}) do
         tokens = tokens + #(delta.t or {})
         if delta.f then finished[delta.i or 0] = true end
       end
@@ -18,7 +19,7 @@ local function read_progress(log)
   return finished, tokens
 end
 
--- where: {req, log, queue, load, channel, ledger_prefix, retention}. code '' = aborted, else an error code with message.
+-- where: {req, log, queue, load, channel, ledger_prefix, retention}. code '' = aborted, else an error code.
 local function end_request(where, code, message)
   local m = redis.call('HMGET', where.req, 'next', 'choices', 'prompt_tokens', 'owner')
   local finished, completion = read_progress(where.log)

@@ -4,8 +4,9 @@
 --       8 retention ms  9 channel  10 ledger prefix
 -- Reply {'RUN', epoch, next, tries, body} · {'LOST'} not pending with me · {'HELD'} another worker's lease is alive
 --       {'GONE'} no metadata, {'CLOSED'} ended before or ended here; in both cases the entry was removed
--- Why   A redelivery (new group, failover) of running work is normal: the live lease decides. Cancelled, late and poisonous
---       requests end here, before any engine sees them. `tries` counts owners that went without committing one record.
+-- Why   A redelivery (new group, failover) of running work is normal: the live lease decides. Cancelled, late and
+--       poisonous requests end here, before any engine sees them. `tries` counts owners that went without committing
+--       one record.
 -- @include _terminal
 
 local req, log, queue, load, dead = unpack(KEYS)
@@ -21,8 +22,8 @@ local function forget(reply)
   return {reply}
 end
 
-local m = redis.call('HMGET', req, 'state', 'entry', 'owner', 'holder', 'epoch', 'next', 'tries', 'nonce_acquire', 'lease',
-  'cancel', 'deadline', 'prompt_tokens')
+local m = redis.call('HMGET', req, 'state', 'entry', 'owner', 'holder', 'epoch', 'next', 'tries', 'nonce_acquire',
+  'lease', 'cancel', 'deadline', 'prompt_tokens')
 local state, owner, holder, epoch, next_seq, tries = m[1], m[3], m[4], tonumber(m[5]), tonumber(m[6]), tonumber(m[7])
 if not state then return forget('GONE') end
 if state ~= 'open' or m[2] ~= entry then return forget('CLOSED') end -- m[2]: queued anew under another entry id

@@ -2,8 +2,8 @@
 -- KEYS  1 req (hash)  2 log (stream)  3 queue (stream)  4 load (hash)
 -- ARGV  1 rid  2 retention ms  3 channel  4 control channel  5 ledger prefix
 -- Reply 1 open until now · 0 unknown or already ended
--- Why   A waiting request must not wait for a worker to be told that it ended. For a running one the flag stays, so a lost
---       notification costs one renewal, and a take-over finds it.
+-- Why   A waiting request must not wait for a worker to be told that it ended. For a running one the flag stays, so a
+--       lost notification costs one renewal, and a take-over finds it.
 -- @include _terminal
 
 local req, log, queue, load = unpack(KEYS)

@@ -1,11 +1,12 @@
--- Appends records, each fenced, in order: log, next, then (terminal record) state, entry, ledger, and the publication last.
+-- Appends records, each fenced, in order: log, next, then (terminal record) state, entry, ledger; publication last.
 -- KEYS  1 queue 2 load of class interactive  3 queue 4 load of class batch, then per record: req (hash), log (stream)
 -- ARGV  1 retention ms  2 ledger prefix, then per record 7: channel, owner, seq, payload, class (1, 2; 0 = not the last
 --       record), prompt tokens, completion tokens (of the terminal record)
 -- Reply flat list, two per record: kind, next.  0 OK · 1 DUP (logged before) · 2 GAP (send from next) · 3 FENCED ·
 --       4 CLOSED · 5 GONE
--- Why   Four commands a record, 25 us at most. A replayed terminal record is DUP, not CLOSED: to its owner it means "done".
---       The first record after an acquire resets `tries`: it is the proof that the request does not kill its worker.
+-- Why   Four commands a record, 25 us at most. A replayed terminal record is DUP, not CLOSED: to its owner it means
+--       "done". The first record after an acquire resets `tries`: it is the proof that the request does not kill its
+--       worker.
 -- @include _close
 
 local OK, DUP, GAP, FENCED, CLOSED, GONE = 0, 1, 2, 3, 4, 5

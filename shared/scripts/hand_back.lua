@@ -2,8 +2,8 @@
 -- KEYS  1 queue 2 load of class interactive  3 queue 4 load of class batch, then per claim: req (hash)
 -- ARGV  1 control channel, then per claim 2: owner, class (1, 2)
 -- Reply number handed back
--- Why   The entry goes to the consumer "nobody" with a huge idle time, ahead of what waits undelivered, so a running stream
---       goes on at the next reclaim; the wake-up makes that now. A replay finds no owner and does nothing.
+-- Why   The entry goes to the consumer "nobody" with a huge idle time, ahead of what waits undelivered, so a running
+--       stream goes on at the next reclaim; the wake-up makes that now. A replay finds no owner and does nothing.
 -- @include _load
 
 local handed = 0

@@ -3,9 +3,9 @@
 -- ARGV  1 consumer  2 instance  3 idle ms an entry must have reached  4 count  5 whose entries ('' = anybody's)
 --       6 what: 0 all but suspects, 1 one suspect  7 max tries  8 request key prefix of the shard
 -- Reply {number of suspects seen, entry id, rid, entry id, rid, …}
--- Why   A suspect was acquired and then lost without one record: it may be what killed its worker. It is given last and alone,
---       so that a second death convicts it and nobody else. One with all its tries used up is no danger (acquire buries
---       it), so it goes with the others. Revoking the lease here, with the claim, is what lets acquire succeed.
+-- Why   A suspect was acquired and then lost without one record: it may be what killed its worker. It is given last and
+--       alone, so that a second death convicts it and nobody else. One with all its tries used up is no danger (acquire
+--       buries it), so it goes with the others. Revoking the lease here, with the claim, is what lets acquire succeed.
 -- @include _load
 
 local queue, consumer, instance = KEYS[1], ARGV[1], ARGV[2]

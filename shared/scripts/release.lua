@@ -1,10 +1,11 @@
 -- Puts pending entries back that their consumer does not run: claimable at once, by any worker.
 -- KEYS  1 queue (stream)
--- ARGV  1 consumer  2 its instance ('' = the consumer is surely dead: all it had)  3 control channel  4 request key prefix
---       then entry ids; none = everything it has pending
+-- ARGV  1 consumer  2 its instance ('' = the consumer is surely dead: all it had)  3 control channel  4 request key
+--       prefix then entry ids; none = everything it has pending
 -- Reply number put back
--- Why   A drain between read and acquire, a read that brought more than there is room for, a supervisor that saw its worker
---       exit and need not wait for the lease. Never what the instance owns: that goes through hand_back. Tries stay.
+-- Why   A drain between read and acquire, a read that brought more than there is room for, a supervisor that saw its
+--       worker exit and need not wait for the lease. Never what the instance owns: that goes through hand_back. Tries
+--       stay.
 
 local queue, consumer, instance, prefix = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
 

@@ -2,8 +2,8 @@
 -- KEYS  1 queue of class interactive  2 queue of class batch, then per claim: req (hash), log (stream)
 -- ARGV  1 consumer  2 lease ms, then per claim 3: rid, owner, class (1, 2)
 -- Reply flat list, two per claim: kind (0 OK · 3 FENCED · 4 CLOSED · 5 GONE), cancelled (0, 1)
--- Why   XCLAIM alone would let a paused worker steal. FORCE and the new entry repair a destroyed group and a lost queue entry
---       (XTRIM, DEL): without an entry nobody would take the request over if this worker died.
+-- Why   XCLAIM alone would let a paused worker steal. FORCE and the new entry repair a destroyed group and a lost queue
+--       entry (XTRIM, DEL): without an entry nobody would take the request over if this worker died.
 -- @include _load
 
 local consumer, lease, now = ARGV[1], tonumber(ARGV[2]), redis_ms()

@@ -1,10 +1,11 @@
 -- Queues an accepted request again after Redis lost its metadata (FLUSHALL) or its queue entry (XTRIM, DEL).
 -- KEYS  1 req (hash)  2 log (stream)  3 queue (stream)  4 load (hash)
--- ARGV  1 rid  2 nonce of this call  3 body  4 tenant  5 deadline ms  6 choices  7 prompt tokens, then the records so far
+-- ARGV  1 rid  2 nonce of this call  3 body  4 tenant  5 deadline ms  6 choices  7 prompt tokens, then the
+--       records so far
 -- Reply 1 queued again · 0 nothing was lost, or somebody else did it
--- Why   The pod that relays the stream holds the request and every record it has emitted; with both in place a worker goes on
---       where the client is. The epoch starts at the clock, above every epoch handed out before the loss. A running request
---       that only lost its entry is left alone: its owner's renewal adds one.
+-- Why   The pod that relays the stream holds the request and every record it has emitted; with both in place a worker
+--       goes on where the client is. The epoch starts at the clock, above every epoch handed out before the loss. A
+--       running request that only lost its entry is left alone: its owner's renewal adds one.
 -- @include _load
 
 local req, log, queue, load = unpack(KEYS)
@@ -21,9 +22,9 @@ end
 
 -- The first write is one that a full Redis refuses: what follows a write is never refused.
 local entry = redis.call('XADD', queue, '*', 'rid', rid)
-redis.call('HSET', req, 'state', 'open', 'epoch', redis_ms(), 'owner', '', 'next', #ARGV - 7, 'tries', 0, 'entry', entry,
-  'queue', queue, 'nonce', nonce, 'body', ARGV[3], 'tenant', ARGV[4], 'deadline', ARGV[5], 'choices', ARGV[6],
-  'prompt_tokens', prompt_tokens)
+redis.call('HSET', req, 'state', 'open', 'epoch', redis_ms(), 'owner', '', 'next', #ARGV - 7, 'tries', 0,
+  'entry', entry, 'queue', queue, 'nonce', nonce, 'body', ARGV[3], 'tenant', ARGV[4], 'deadline', ARGV[5],
+  'choices', ARGV[6], 'prompt_tokens', prompt_tokens)
 redis.call('PEXPIRE', req, OPEN_TTL)
 redis.call('DEL', log)
 for i = 8, #ARGV do

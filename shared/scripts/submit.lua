@@ -4,7 +4,7 @@
 -- ARGV  1 rid  2 nonce of this call  3 body  4 tenant  5 deadline ms (0 = none)  6 choices  7 prompt tokens
 --       8 max waiting requests  9 max waiting prompt tokens  10 ttl of idem in ms (0 = no idempotency key)
 --       11 request key prefix of the shard
--- Reply {1, rid} accepted · {0, rid} attached to an earlier request · {-1, retry after s, waiting, waiting tokens} full
+-- Reply {1, rid} accepted · {0, rid} attached to an earlier request · {-1, retry after s, waiting, tokens waiting} full
 -- Why   The nonce tells a replay of this very call (its reply was lost; accepted) from another call with the same rid
 --       (attached). An idempotency key whose request has expired is free again. The waiting-token counter heals itself
 --       whenever nothing waits.
@@ -39,7 +39,8 @@ end
 
 local entry = redis.call('XADD', queue, '*', 'rid', rid)
 redis.call('HSET', req, 'state', 'open', 'epoch', 0, 'owner', '', 'next', 0, 'tries', 0, 'entry', entry, 'queue', queue,
-  'nonce', nonce, 'body', ARGV[3], 'tenant', ARGV[4], 'deadline', ARGV[5], 'choices', ARGV[6], 'prompt_tokens', prompt_tokens)
+  'nonce', nonce, 'body', ARGV[3], 'tenant', ARGV[4], 'deadline', ARGV[5], 'choices', ARGV[6],
+  'prompt_tokens', prompt_tokens)
 redis.call('PEXPIRE', req, OPEN_TTL)
 add_waiting_tokens(load, prompt_tokens)
 if idem_ttl > 0 then redis.call('SET', idem, rid, 'PX', idem_ttl) end
