@@ -74,7 +74,9 @@ class Outcome:
                 self.finish[index] = choice["finish_reason"]
 
 
-async def events(response: httpx.Response, on_comment: Callable[[], None] = lambda: None) -> AsyncIterator[dict[str, str]]:
+async def events(
+    response: httpx.Response, on_comment: Callable[[], None] = lambda: None
+) -> AsyncIterator[dict[str, str]]:
     """SSE events of a response, split on LF LF only, as the raw bytes came."""
     buffer = b""
     async for part in response.aiter_raw():
