@@ -34,7 +34,7 @@ class ClaimQueue:
     """One worker process's view of one model's queues in one shard. Use it from one event loop.
 
     `consumer` is unique among living processes; a restarted process may use its predecessor's. `blocking_redis` is for
-    blocking reads only.
+    blocking reads only. The queues of all shards of a process share one `held`, for a suspect to be alone there.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class ClaimQueue:
         lease_ms: int = 10_000,
         retention_ms: int = keys.RETENTION_MS,
         max_tries: int = 2,
+        held: HeldRequests | None = None,
     ) -> None:
         self._redis = redis
         self._blocking = blocking_redis
@@ -59,7 +60,7 @@ class ClaimQueue:
         self._max_tries = max_tries
         self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
         self._loads = [keys.load_key(shard, model, klass) for klass in keys.CLASSES]
-        self._held = HeldRequests()
+        self._held = HeldRequests() if held is None else held
         self._pending = PendingEntries(
             redis,
             self._held,
@@ -90,6 +91,8 @@ class ClaimQueue:
         """
         if count < 1 or not await self._held.wait_open(block_ms / 1000):
             return []
+        if self._held.suspects_wait and (entries := await self.reclaim(count)):
+            return entries  # at once: suspects go one by one, a pause between them would add up
         if self._unsure:
             entries = await self.own_pending(count)
             if entries:

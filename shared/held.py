@@ -14,12 +14,16 @@ __all__ = ["HeldRequests"]
 
 class HeldRequests:
     """A request is unproved from acquire until its first committed record. A suspect is one that an earlier worker lost
-    unproved: while there is one, nothing else may become unproved, so a death convicts it alone."""
+    unproved: while there is one, nothing else may become unproved, so a death convicts it alone.
+
+    One object per process: the queues of several shards share it."""
 
     def __init__(self) -> None:
         self._epochs: dict[str, int] = {}
         self._unproved: set[str] = set()
         self._suspects: set[str] = set()
+        self.suspects_wait = False
+        """Suspects were seen in the queue; whoever finds nothing unproved here should take one."""
         self._closed_until = 0.0
         self._changed = asyncio.Event()
 
@@ -63,6 +67,7 @@ class HeldRequests:
 
     def open(self) -> None:
         """No suspect waits any more."""
+        self.suspects_wait = False
         self._closed_until = 0.0
         self._changed.set()
 

@@ -59,6 +59,7 @@ class PendingEntries:
         if not suspected:
             self._held.open()
             return taken, False
+        self._held.suspects_wait = True
         if taken or self._held.unproved or not self._held.may_start(_ANY_SUSPECT):
             self._held.make_room(self._lease_ms / 1000)
             return taken, True

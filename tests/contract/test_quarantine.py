@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from shared.claims import Acquired, ClaimQueue
+from shared.held import HeldRequests
 from shared.messages import GenerateRequest
 from shared.pending import release_consumer
 from shared.queue import RequestQueue
@@ -110,6 +111,38 @@ async def _work_until_death(queue: RequestQueue, worker: ClaimQueue, poison: Gen
             await finish(worker, one, one.next_seq + 1)
             del running[rid]
     return False
+
+
+async def test_suspects_follow_each_other_without_a_pause(queue: RequestQueue, make_worker: MakeWorker) -> None:
+    """After the first look for silent owners, reads alone bring them, one after the other, before anything new."""
+    dead, worker = await make_worker("dead"), await make_worker("next", lease_ms=0)
+    suspects = [await submit(queue) for _ in range(5)]
+    await dead.acquire(await dead.read(5))
+    fresh = await submit(queue)
+    [first] = await reclaim_all(worker)
+    await say(worker, first, 0)
+    seen = [first.request.rid]
+    for _ in range(5):
+        [one] = await worker.acquire(await worker.read(4, 1000))
+        seen.append(one.request.rid)
+        await say(worker, one, 0)
+    assert seen == [*(one.rid for one in suspects), fresh.rid]
+
+
+async def test_a_suspect_is_alone_in_a_process_that_serves_several_shards(
+    queue: RequestQueue, make_worker: MakeWorker
+) -> None:
+    held = HeldRequests()
+    dead = await make_worker("dead")
+    here, there = await make_worker("w", held=held, lease_ms=0), await make_worker("w", held=held, shard=1)
+    await submit(queue)
+    await take_one(dead)
+    elsewhere = await submit(queue, shard=1)
+
+    [suspect] = await reclaim_all(here)
+    assert await there.read(4, 1) == []
+    await say(here, suspect, 0)
+    assert (await take_one(there)).request.rid == elsewhere.rid
 
 
 async def test_a_supervisor_hands_back_what_its_dead_worker_ran(queue: RequestQueue, make_worker: MakeWorker) -> None:
