@@ -6,12 +6,10 @@ its own server fails, it never talks to whatever listens on 6379.
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +19,6 @@ import redis
 __all__ = ["RedisServer", "server_binary"]
 
 _START_S = 20.0
-_PR_SET_PDEATHSIG = 1
 
 
 def server_binary() -> str:
@@ -34,10 +31,10 @@ def server_binary() -> str:
     return str(get_binary_path())
 
 
-def _die_with_parent() -> None:
-    """Asks Linux to kill the server when the test run ends in any way, a time limit's os._exit included."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _bound_to_this_process() -> list[str]:
+    """A prefix with which Linux kills the server when the test run ends in any way, a time limit's os._exit included."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
 def _free_port() -> int:
@@ -71,11 +68,12 @@ class RedisServer:
 
     def start(self) -> None:
         """Starts (or starts again, with what the AOF holds) and returns when this very process answers."""
-        command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        command = [*_bound_to_this_process(), server_binary(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "yes" if self._aof else "no", "--appendfsync", "everysec"]
         command += ["--daemonize", "no", "--maxmemory-policy", "noeviction", *self._options]
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_parent)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_S
         while not (answer := self._identity()):
             if self._process.poll() is not None or time.monotonic() > deadline:
