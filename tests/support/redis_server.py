@@ -32,7 +32,7 @@ def server_binary() -> str:
 
 
 def _bound_to_this_process() -> list[str]:
-    """A prefix with which Linux kills the server when the test run ends in any way, a time limit's os._exit included."""
+    """A prefix with which Linux kills the server when the test run ends in any way, os._exit included."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
