@@ -196,7 +196,10 @@ class Engine:
         self._counters["generation_tokens"] += 1
         reason = _finish_reason(request)
         if reason is None:
-            return TokenEvent(request.request_id, token, sampled.logprobs)
+            # The hits go with every token: a stop string or a cancellation ends the choice without our saying so.
+            return TokenEvent(
+                request.request_id, token, sampled.logprobs, num_cached_tokens=request.num_cached_tokens
+            )
         return self._finish(request, reason, sampled)
 
     def _finish(self, request: Request, reason: FinishReason, sampled: SampledToken | None = None) -> TokenEvent:

