@@ -11,14 +11,7 @@ from typing import Any, TypeVar
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 
 from shared import keys
 from shared.claims import Acquired, ClaimQueue, Commit, Entry, ReplyKind
@@ -97,14 +90,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _new_worker(self) -> Worker:
         self.count += 1
-        queue = ClaimQueue(
-            self.redis,
-            self.blocking,
-            consumer=f"w{self.count}",
-            model="tiny",
-            lease_ms=LEASE_MS,
-            max_tries=MAX_TRIES,
-        )
+        limits = {"lease_ms": LEASE_MS, "max_tries": MAX_TRIES}
+        queue = ClaimQueue(self.redis, self.blocking, consumer=f"w{self.count}", model="tiny", **limits)
         self.run(queue.ensure_group())
         return Worker(self.count, queue)
 
