@@ -1,7 +1,7 @@
 """The HTTP server around the app: our own signals, so that a drain is ours to run before uvicorn closes anything.
 
 SIGTERM or SIGINT: /ready says no, answers carry `Connection: close`, streams go on for drain_timeout_s, then end with
-an error that says how to resume; only then uvicorn shuts down. A second signal ends it at once.
+an error that says how to resume; only then uvicorn shuts down. A second Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class PodServer(uvicorn.Server):
         yield
 
     def handle_signals(self) -> None:
-        """Makes SIGTERM and SIGINT call stop(), from the running event loop."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        """SIGTERM and SIGINT begin the drain; SIGINT during it ends the process at once. Supervisors repeat SIGTERM."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.stop)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         drain = asyncio.create_task(self._drain_when_stopped(), name="drain")
@@ -68,10 +69,13 @@ class PodServer(uvicorn.Server):
             drain.cancel()
 
     def stop(self) -> None:
-        """Begins the drain; called again, ends the process without waiting."""
+        """Begins the drain."""
+        self._stop.set()
+
+    def _interrupt(self) -> None:
         if self._stop.is_set():
             self.should_exit = self.force_exit = True
-        self._stop.set()
+        self.stop()
 
     async def _drain_when_stopped(self) -> None:
         await self._stop.wait()

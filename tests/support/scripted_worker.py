@@ -7,6 +7,8 @@ ClaimQueue. A gate lets a test say how far it may go. Nothing of Redis is imitat
 from __future__ import annotations
 
 import asyncio
+import codecs
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +21,7 @@ from shared.claims import Acquired, ClaimQueue, Commit, ReplyKind
 from shared.connections import REDIS_DOWN, blocking_client, command_client
 from shared.messages import Delta, End, FinishReason, GenerateRequest, ModelCard, Record, Usage, WorkerCard, encode
 from shared.registry import blob_id, heartbeat, publish_model
+from shared.text.token_bytes import TokenBytes
 from tests.support import toy_tokenizers
 
 __all__ = ["EOS_ID", "MODEL", "TEMPLATE", "ScriptedWorker", "model_card", "say", "say_each", "token_ids"]
@@ -35,6 +38,9 @@ Script = Callable[[GenerateRequest], Steps]
 
 def tokenizer_json() -> bytes:
     return toy_tokenizers.byte_level().to_str().encode()
+
+
+_TOKEN_BYTES = TokenBytes.from_tokenizer_json(tokenizer_json())
 
 
 def token_ids(text: str) -> list[int]:
@@ -59,8 +65,9 @@ def model_card(name: str = MODEL, template: str = TEMPLATE, **changes: object) -
 
 
 def say(text: str, *, finish: FinishReason = "stop", index: int = 0) -> list[list[Delta]]:
-    """One step a token (its text beside it; byte-level tokens of `text` must be whole characters), then the finish."""
-    pieces = [[Delta(index=index, token_ids=(i,), text=_text(i))] for i in token_ids(text)]
+    """One step a token, with the characters that it completes, then the finish."""
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    pieces = [[Delta(index=index, token_ids=(i,), text=decode(_TOKEN_BYTES.bytes_of(i)))] for i in token_ids(text)]
     if finish == "stop":
         return [*pieces, [Delta(index=index, token_ids=(EOS_ID,), finish_reason="stop")]]
     last = msgspec.structs.replace(pieces[-1][0], finish_reason=finish)
@@ -76,13 +83,8 @@ def say_each(texts: Iterable[str], *, finish: FinishReason = "stop") -> list[lis
     ]
 
 
-def _text(token_id: int) -> str:
-    text: str = toy_tokenizers.byte_level().decode([token_id], skip_special_tokens=False)
-    return text
-
-
 class ScriptedWorker:
-    """`async with ScriptedWorker(url, script) as worker:`. When `gated`, `worker.allow(n)` lets n more records out."""
+    """`async with ScriptedWorker(url, script) as worker:`. When `gated`, `worker.allow(n)` lets more out."""
 
     def __init__(
         self,
@@ -104,13 +106,14 @@ class ScriptedWorker:
         self._script = script
         self._template = template
         self._end = end
-        self._permits = asyncio.Semaphore(0) if gated else None
+        self._limit = 0 if gated else sys.maxsize
         self._redis: Redis = command_client(redis_url)
         self._blocking: Redis = blocking_client(redis_url)
         self._claims = ClaimQueue(
             self._redis, self._blocking, consumer=consumer, model=self.card.name, shard=0, lease_ms=lease_ms
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def __aenter__(self) -> Self:
         await self._claims.ensure_group()
@@ -121,20 +124,20 @@ class ScriptedWorker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._closing = True
         for task in self._tasks:
-            task.cancel()
+            task.cancel()  # redis-py may swallow it, hence the flag as well
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._redis.aclose()
         await self._blocking.aclose()
 
     def allow(self, records: int) -> None:
-        assert self._permits is not None
-        for _ in range(records):
-            self._permits.release()
+        """Every request may have so many more records."""
+        self._limit += records
 
     def allow_all(self) -> None:
         """From now on nothing waits."""
-        self.allow(100_000)
+        self._limit = sys.maxsize
 
     def _spawn(self, work: object) -> None:
         self._tasks.add(asyncio.create_task(work))  # type: ignore[arg-type]
@@ -144,13 +147,13 @@ class ScriptedWorker:
         await heartbeat(self._redis, self.worker_card, self.card, [blob for blob in blobs if blob])
 
     async def _heartbeats(self) -> None:
-        while True:
+        while not self._closing:
             with suppress(*REDIS_DOWN):
                 await self._beat()
             await asyncio.sleep(0.2)
 
     async def _intake(self) -> None:
-        while True:
+        while not self._closing:
             try:
                 entries = await self._claims.read(16, block_ms=200)
                 for acquired in await self._claims.acquire(entries):
@@ -167,7 +170,7 @@ class ScriptedWorker:
             tokens += sum(len(delta.token_ids) for delta in deltas)
             if seq < acquired.next_seq:
                 continue
-            if not await self._permitted(acquired):
+            if not await self._permitted(acquired, seq):
                 ends = tuple(Delta(index=i, finish_reason="abort") for i in range(request.num_choices))
                 self.cancelled.append(request.rid)
                 await self._commit(claim, Record(seq, ends, End(usage=Usage(request.prompt_tokens, tokens))), request)
@@ -177,19 +180,17 @@ class ScriptedWorker:
             if not await self._commit(claim, Record(seq, tuple(deltas), end), request):
                 return
 
-    async def _permitted(self, acquired: Acquired) -> bool:
+    async def _permitted(self, acquired: Acquired, seq: int) -> bool:
         """Waits for the gate; False when the request was cancelled meanwhile."""
-        while True:
+        while not self._closing:
             with suppress(*REDIS_DOWN):
                 [reply] = await self._claims.renew([acquired.claim])
                 if reply.cancelled:
                     return False
-            if self._permits is None:
+            if seq < self._limit:
                 return True
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.02):
-                    await self._permits.acquire()
-                    return True
+            await asyncio.sleep(0.02)
+        raise asyncio.CancelledError
 
     async def _commit(self, claim: object, record: Record, request: GenerateRequest) -> bool:
         usage = record.end.usage if record.end else Usage()
@@ -202,10 +203,11 @@ class ScriptedWorker:
             completion_tokens=usage.completion_tokens,
         )
         deadline = time.monotonic() + 30
-        while True:
+        while not self._closing:
             try:
                 [reply] = await self._claims.commit([item])
                 return reply.kind in (ReplyKind.OK, ReplyKind.DUP)
             except REDIS_DOWN:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
+        return False
