@@ -93,9 +93,8 @@ class Intake:
     async def hand_back_unplaced(self) -> None:
         """After the loops were cancelled: gives back what was delivered or acquired but became no job."""
         for shard, queue in self._queues.items():
-            claims = [claim for owner, claim in self._unplaced.values() if owner == shard]
-            claims += [item.claim for item in await queue.acquire(await queue.own_pending())]
-            await queue.hand_back(claims)
+            await queue.hand_back([claim for owner, claim in self._unplaced.values() if owner == shard])
+            await queue.release_all()
         self._unplaced.clear()
 
     async def _persist(self, what: str, shard: int, once: Callable[[int], Awaitable[None]]) -> None:

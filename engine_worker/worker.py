@@ -34,6 +34,7 @@ from engine_worker.waiting import REDIS_TROUBLE, Backoff
 from shared.channel import Subscriber
 from shared.claims import ClaimQueue
 from shared.connections import UnfitServer, blocking_client, command_client
+from shared.held import HeldRequests
 from shared.messages import WorkerCard
 from shared.registry import list_models
 from shared.text.token_bytes import TokenBytes
@@ -108,7 +109,8 @@ class Worker:
         self._redis = redis
         self._heartbeat = heartbeat
         self._warm = warm
-        self._queues = {shard: self._queue(shard, stack) for shard in range(settings.shards)}
+        held = HeldRequests()  # of the whole process: a suspect is alone in it, whatever its shard
+        self._queues = {shard: self._queue(shard, held, stack) for shard in range(settings.shards)}
         self._subscriber = Subscriber(settings.redis_url)
         stack.push_async_callback(self._subscriber.close)
         served = ServedModel(
@@ -153,7 +155,7 @@ class Worker:
             await cancel_all([*watched])
         return code
 
-    def _queue(self, shard: int, stack: AsyncExitStack) -> ClaimQueue:
+    def _queue(self, shard: int, held: HeldRequests, stack: AsyncExitStack) -> ClaimQueue:
         settings = self._settings
         blocking = blocking_client(settings.redis_url)
         stack.push_async_callback(close_quietly, blocking)
@@ -166,6 +168,7 @@ class Worker:
             lease_ms=settings.lease_ms,
             retention_ms=settings.retention_ms,
             max_tries=settings.max_tries,
+            held=held,
         )
 
     def _spawn(self, *loops: Callable[[int], Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:
