@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from typing import Any
 
 import structlog
 import uvloop
@@ -52,17 +53,19 @@ async def _serve(settings: Settings) -> None:
 
 
 def _set_up_logging(level: str) -> None:
-    """One line an event on stderr."""
+    """One line an event on stderr: readable on a terminal, JSON elsewhere. No prompt, answer or key is ever logged."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(
         level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
+    render: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    if sys.stderr.isatty():
+        render = [structlog.dev.ConsoleRenderer()]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+            *render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),

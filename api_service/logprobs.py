@@ -26,7 +26,8 @@ class Speller:
     def in_text(self, delta: Delta) -> list[bytes]:
         """What each token of a delta adds to the text, before stop strings are cut."""
         parts = [b"" if item.token_id in self._skipped else self._bytes_of(item.token_id) for item in delta.logprobs]
-        if parts and delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str):
+        ended_by_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
+        if ended_by_token and parts and len(parts) == len(delta.token_ids):  # else the worker left the stop token out
             parts[-1] = b""  # a stop token's own text is never part of the answer
         return parts
 

@@ -22,6 +22,13 @@ from api_service.registry_view import Snapshot
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_VLLM_COUNTERS = {
+    "prompt_tokens": "vllm:prompt_tokens",
+    "generation_tokens": "vllm:generation_tokens",
+    "preemptions": "vllm:num_preemptions",
+    "cached_tokens": "vllm:prefix_cache_hits",
+}
+"""Totals of a worker's card -> vLLM's name of the same."""
 _P = ParamSpec("_P")
 log = structlog.get_logger(__name__)
 
@@ -163,11 +170,11 @@ class _Cluster(Collector):
 
 
 def _counters(view: Snapshot) -> Iterator[Metric]:
-    """The workers' own totals, as vllm:<name> and headrace_<name>, one series a worker."""
+    """The workers' own totals, one series a worker, and those that vLLM has under its names too."""
     names = sorted({name for card in view.workers for name in card.counters if name.replace("_", "").isalnum()})
     for name in names:
-        for prefix in ("vllm:", "headrace_"):
-            family = CounterMetricFamily(prefix + name, f"{name} of each worker.", labels=["model_name", "worker"])
+        for shown in filter(None, (f"headrace_{name}", _VLLM_COUNTERS.get(name))):
+            family = CounterMetricFamily(shown, f"{name} of each worker.", labels=["model_name", "worker"])
             for card in view.workers:
                 value = card.counters.get(name, 0.0)
                 if math.isfinite(value) and value >= 0:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
+from api_service import delivery
 from shared.messages import Delta, GenerateRequest
 from shared.queue import RequestQueue
 from tests.support.api_pod import ApiPod, RawStream, chat_body, running_pod
@@ -20,11 +21,15 @@ def words(request: GenerateRequest) -> list[list[Delta]]:
     return say_each(["One two three four five"] * request.num_choices)
 
 
+def _head(path: str, body: bytes) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: pod", "content-type: application/json", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
 async def post_and_vanish(pod: ApiPod, path: str, body: bytes, ready: asyncio.Event) -> None:
     """A raw socket that sends a request and is reset when `ready` is set, without reading."""
     reader, writer = await asyncio.open_connection("127.0.0.1", pod.port)
-    head = f"POST {path} HTTP/1.1\r\nhost: pod\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    writer.write(_head(path, body) + body)
     await writer.drain()
     await ready.wait()
     writer.transport.abort()
@@ -123,6 +128,25 @@ async def test_keep_running_ends_after_its_time(redis_url: str, redis: Redis) ->
         await nothing_left(pod, redis)
         bad = await pod.post(CHAT, chat_body(), **{"X-Headrace-Keep-Running": "soon"})
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "X-Headrace-Keep-Running")
+
+
+async def test_rl_28_a_client_that_reads_nothing_is_let_go(
+    redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "SEND_LIMIT_S", 0.5)
+
+    def flood(_: GenerateRequest) -> list[list[Delta]]:
+        return [[Delta(token_ids=(5,), text="x" * 100_000)] for _ in range(400)] + [[Delta(finish_reason="stop")]]
+
+    async with ScriptedWorker(redis_url, flood, gated=True) as worker, running_pod(redis_url, keepalive_s=0.4) as pod:
+        reader, writer = await asyncio.open_connection("127.0.0.1", pod.port, limit=1024)
+        body = b'{"model":"tiny","messages":[{"role":"user","content":"Hi"}],"stream":true}'
+        writer.write(_head(CHAT, body) + body)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        worker.allow(300)
+        await eventually(lambda: len(worker.cancelled) == 1, 15, what="the stalled client was given up")
+        await nothing_left(pod, redis)
+        writer.transport.abort()
 
 
 async def test_rl_04_many_streams_leave_no_connection_behind(redis_url: str, redis: Redis) -> None:

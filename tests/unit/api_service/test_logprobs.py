@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from api_service.logprobs import CompletionLogprobs, Speller
@@ -41,6 +42,8 @@ def test_the_token_that_ends_a_choice_has_no_bytes() -> None:
     assert (hello["bytes"], end["token"], end["bytes"]) == (list(TOKEN_BYTES.bytes_of(10)), "<|im_end|>", [])
     [custom] = SPELLER.chat(delta(10, finish="stop", stop=10))
     assert custom["bytes"] == []
+    [before] = SPELLER.chat(msgspec.structs.replace(delta(10, finish="stop"), token_ids=(10, EOS_ID)))
+    assert before["bytes"] != []  # the worker left the stop token's logprobs out
     [by_string] = SPELLER.chat(delta(10, finish="stop", stop="x"))
     assert by_string["bytes"] != []
     shown = Speller(TOKEN_BYTES, skip_special_tokens=False)
