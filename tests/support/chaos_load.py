@@ -1,7 +1,7 @@
-"""The load of the chaos suite: request bodies of every kind, their undisturbed answers, and who is killed when.
+"""The load of the chaos suite: request bodies of every kind, and their undisturbed answers.
 
-In: a seed. Out: bodies for /v1/completions and /v1/chat/completions that end by length (or by a stop string cut out of the
-body's own undisturbed text, across token borders), so that what each must answer is known before anything is killed.
+In: a seed. Out: bodies for /v1/completions and /v1/chat/completions that end by length (or by a stop string cut out of
+the body's own undisturbed text, across token borders), so that what each must answer is known before anything dies.
 """
 
 from __future__ import annotations
@@ -10,14 +10,23 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-__all__ = ["Expected", "Load", "make_bodies", "undisturbed", "with_stops"]
+from engine_worker.models.loading import load
+from tests.support.api_pod import running_pod
+from tests.support.redis_server import RedisServer
+from tests.support.stream_client import Outcome, follow
+from tests.support.workers import running_worker
+
+__all__ = ["Expected", "Load", "Oracle", "follow_all", "make_bodies", "undisturbed", "with_stops"]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+MODEL = "tiny"
+WORDS = ("water", "wheel", "mill", "river", "stone", "turns", "by", "night", "and", "day", "été", "水车", "🌊")
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,8 @@ def with_stops(answers: Sequence[Expected]) -> list[Load]:
 async def undisturbed(url: str, loads: Sequence[Load], *, concurrency: int = 64) -> list[Expected]:
     """The non-streamed answers of a stack that nobody harms."""
     gate = asyncio.Semaphore(concurrency)
-    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=concurrency)) as client:
+    limits = httpx.Limits(max_connections=concurrency)
+    async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False, verify=False) as client:
 
         async def one(load: Load) -> Expected:
             async with gate:
@@ -85,3 +95,47 @@ async def undisturbed(url: str, loads: Sequence[Load], *, concurrency: int = 64)
             return Expected(load, texts, {c["index"]: c["finish_reason"] for c in choices}, answer["usage"])
 
         return list(await asyncio.gather(*map(one, loads)))
+
+
+class Oracle:
+    """The undisturbed answers of a model, from a pod and a worker in this process that nobody harms or slows down."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._known: dict[tuple[int, tuple[int, int]], list[Expected]] = {}
+
+    async def expected(self, count: int, max_tokens: tuple[int, int]) -> list[Expected]:
+        """`count` requests of every kind, a third of them with stop strings. Asked for once in a run."""
+        key = (count, max_tokens)
+        if key not in self._known:
+            loads = make_bodies(count, MODEL, seed=11, max_tokens=max_tokens, words=WORDS)
+            self._known[key] = await self.answers(loads)
+        return self._known[key]
+
+    async def answers(self, loads: Sequence[Load]) -> list[Expected]:
+        """The undisturbed answers to `loads`, a third of which get a stop string."""
+        loaded = load(str(self._model), dtype="float32", device="cpu")
+        settings = {"max_num_seqs": 64, "kv_cache_memory": 64 << 20, "threads": 1}
+        with RedisServer() as server:
+            async with running_worker(server.url, loaded, **settings), running_pod(server.url) as pod:
+                plain = await undisturbed(pod.url, loads)
+                return await undisturbed(pod.url, with_stops(plain))
+
+
+async def follow_all(
+    urls: Sequence[str],
+    expected: Sequence[Expected],
+    *,
+    outcomes: Sequence[Outcome] | None = None,
+    headers: dict[str, str] | None = None,
+    deadline_s: float = 60.0,
+) -> list[Outcome | BaseException]:
+    """All requests at once, each followed to its end over any of the pods. `outcomes`: filled while they run."""
+    places = outcomes if outcomes is not None else [Outcome() for _ in expected]
+
+    async def one(number: int) -> Outcome:
+        load = expected[number].load
+        options: dict[str, Any] = {"deadline_s": deadline_s, "headers": headers, "outcome": places[number]}
+        return await follow(lambda: urls, load.path, load.body, seed=number, **options)
+
+    return await asyncio.gather(*map(one, range(len(expected))), return_exceptions=True)

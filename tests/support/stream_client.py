@@ -1,7 +1,7 @@
 """A client that never gives up on a stream: it follows one generation over any number of pods and connections.
 
-It knows nothing of Headrace's code, only its public rules: an SSE event carries `id: <rid>:<seq>`, GET /v1/streams/{rid} with
-Last-Event-ID gives the rest, the same Idempotency-Key attaches to the running request.
+It knows nothing of Headrace's code, only its public rules: an SSE event carries `id: <rid>:<seq>`, a GET of
+/v1/streams/{rid} with Last-Event-ID gives the rest, the same Idempotency-Key attaches to the running request.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,17 +103,20 @@ async def follow(
     deadline_s: float = 120.0,
     headers: dict[str, str] | None = None,
     seed: int = 0,
+    outcome: Outcome | None = None,
 ) -> Outcome:
     """POST `body` (made a stream with usage) to one of `pods()` and follow it to its end wherever it goes.
 
-    A connection that breaks, or ends without [DONE] or with a resumable error, is followed by another one to another pod.
-    Raises TimeoutError when there is no end within `deadline_s`.
+    A connection that breaks, or ends without [DONE] or with a resumable error, is followed by another one to another
+    pod. `outcome` is filled and returned, for a test that looks on. Raises TimeoutError when there is no end within
+    `deadline_s`.
     """
-    outcome = Outcome()
+    outcome = outcome or Outcome()
     rng = random.Random(seed)
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     post_headers = {"Idempotency-Key": uuid.uuid4().hex, "X-Headrace-Keep-Running": "30", **(headers or {})}
-    async with asyncio.timeout(deadline_s), httpx.AsyncClient(timeout=httpx.Timeout(10.0, read=60.0)) as client:
+    timeout = httpx.Timeout(10.0, read=60.0)
+    async with asyncio.timeout(deadline_s), httpx.AsyncClient(timeout=timeout, trust_env=False, verify=False) as client:
         while True:
             base = rng.choice(list(pods()))
             if outcome.last_id:
@@ -120,10 +124,8 @@ async def follow(
                 call = client.stream("GET", f"{base}/v1/streams/{outcome.rid}", headers=resume_headers)
             else:
                 call = client.stream("POST", base + path, json=body, headers=post_headers)
-            try:
+            with suppress(httpx.TransportError):  # the pod died: that is what this client is for
                 await _read(call, outcome)
-            except httpx.TransportError:
-                pass  # the pod died: that is what this client is for
             if outcome.done or (outcome.error and outcome.error.get("code") != RESUMABLE):
                 return outcome
             outcome.error = None

@@ -1,0 +1,121 @@
+"""A worker hangs past its lease, another one continues, the first comes back, then the second is killed.
+
+Given streams on two workers, when one is stopped (SIGSTOP) until its lease has run out and continued later, then it
+writes nothing any more, frees its blocks and serves again; and clients notice no more than a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.chaos_checks import Books, assert_exact, field_of, read_log
+from tests.support.chaos_load import Oracle, follow_all
+from tests.support.redis_server import RedisServer
+from tests.support.stack import Stack, Worker
+from tests.support.stream_client import Outcome
+from tests.support.wait import eventually
+
+LEASE_S = 3.0
+STREAMS = 8
+ENV = {"HEADRACE_LEASE_MS": str(int(LEASE_S * 1000)), "HEADRACE_FAULT": "step-delay-ms:40", "HEADRACE_DTYPE": "float32"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stack(server: RedisServer, tiny: Path) -> Iterator[Stack]:
+    with Stack(server.url, tiny, pods=1, workers=2, worker_env=ENV) as started:
+        yield started
+
+
+def held_by(server: RedisServer, worker: Worker, outcomes: list[Outcome]) -> list[str]:
+    """Requests that `worker` owns and that have not ended."""
+    rids = [outcome.rid for outcome in outcomes if outcome.rid]
+    return [
+        rid
+        for rid in rids
+        if field_of(server, rid, "holder") == worker.worker_id and field_of(server, rid, "state") == "open"
+    ]
+
+
+def fenced(worker: Worker) -> float:
+    card = worker.card()
+    return card.counters.get("dropped_fenced", 0.0) if card is not None else 0.0
+
+
+def is_free(worker: Worker) -> bool:
+    card = worker.card()
+    return card is not None and card.running == 0 and card.waiting == 0 and card.kv_blocks_used == 0
+
+
+async def all_speak(outcomes: list[Outcome], events: int = 5) -> None:
+    await eventually(lambda: all(len(o.arrivals) >= events for o in outcomes), 30, what=f"{events} events everywhere")
+
+
+async def test_rl_18_a_worker_that_comes_back_writes_nothing_and_the_next_death_costs_nothing(
+    server: RedisServer, stack: Stack, oracle: Oracle
+) -> None:
+    url, (one, two) = stack.pods[0].url, stack.workers
+    expected = await oracle.expected(STREAMS, (100, 140))
+    books, outcomes = Books.open(server), [Outcome() for _ in expected]
+    running = asyncio.create_task(follow_all([url], expected, outcomes=outcomes))
+    await all_speak(outcomes)
+    first, second = sorted((one, two), key=lambda worker: -len(held_by(server, worker, outcomes)))
+    taken = held_by(server, first, outcomes)
+    assert taken
+    first.stop()
+    try:
+        await eventually(
+            lambda: set(taken) <= set(held_by(server, second, outcomes)), LEASE_S + 10, what="the second has them all"
+        )
+        await eventually(lambda: all(len(o.arrivals) > 10 for o in outcomes), 20, what="all streams go on")
+        # With the second one stopped as well (its lease still holds), whatever is written now is the first one's.
+        second.stop()
+        logs = {rid: read_log(server, rid) for rid in taken}
+        first.cont()
+        await eventually(lambda: fenced(first) >= len(taken), LEASE_S, what="the first was fenced off everything")
+        epochs = {rid: field_of(server, rid, "epoch") for rid in taken}
+        assert {rid: read_log(server, rid) for rid in taken} == logs
+        assert set(epochs.values()) == {"2"}
+        assert is_free(first)
+    finally:
+        first.cont()
+        second.cont()
+    body = {"model": "tiny", "prompt": "again", "max_tokens": 3}
+    async with httpx.AsyncClient(timeout=30, trust_env=False, verify=False) as client:
+        assert (await client.post(f"{url}/v1/completions", json=body)).status_code == 200
+    second.kill()
+    done = await running
+    assert_exact(expected, done)
+    assert [outcome.reconnects for outcome in outcomes] == [0] * STREAMS, "the pod let nobody down"
+    await books.settle(outcomes, others=1)
+    assert {field_of(server, rid, "epoch") for rid in taken} & {"3"}, "the second died before it was done"
+    await eventually(lambda: is_free(first), 5, what="every block is free again")
+    second.restart()
+
+
+async def test_rd_22_a_killed_workers_streams_go_on_within_a_lease(
+    server: RedisServer, stack: Stack, oracle: Oracle
+) -> None:
+    url, victim = stack.pods[0].url, stack.workers[0]
+    expected = await oracle.expected(STREAMS, (100, 140))
+    books, outcomes = Books.open(server), [Outcome() for _ in expected]
+    running = asyncio.create_task(follow_all([url], expected, outcomes=outcomes))
+    await all_speak(outcomes)
+    taken = held_by(server, victim, outcomes)
+    victim.kill()
+    assert_exact(expected, await running)
+    assert max(outcome.longest_gap for outcome in outcomes) < LEASE_S + 3
+    assert taken
+    assert all(field_of(server, rid, "epoch") == "2" for rid in taken)
+    await books.settle(outcomes)
+    victim.restart()
