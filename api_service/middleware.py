@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -64,6 +65,8 @@ class RequestScope:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return  # it left while it was still sending: nobody to answer, nothing was queued
         except Exception:  # an unforeseen fault ends one request, with an id to find it by in the log
             log.exception("a request failed", request_id=request_id.decode(), path=scope["path"])
             if started:

@@ -9,6 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -62,8 +63,9 @@ async def generate(
 ) -> Response:
     """Raises HeadraceError for everything that is refused before the first byte."""
     services = services_of(request)
-    permit = services.admission.admit()
-    try:
+    with ExitStack() as unless_answered:
+        permit = services.admission.admit()
+        unless_answered.callback(permit.release)
         check_content_type(request)
         data = await request.body()
         parsing = partial(parse_json, data, body_type)
@@ -83,13 +85,11 @@ async def generate(
             grace_ms=int((grace_s or 0) * 1000),
         )
         stream = await services.relay.open(queued, retry, deadline_s)
+        unless_answered.pop_all()  # from here on the response owns the permit
         speller = _speller(model, stream.request)
         if body.stream:
             return stream_response(services, stream, StreamWriter(stream.request, speller), permit)
         return await _whole(services, stream, speller, permit, request, resumable=retry is not None)
-    except BaseException:
-        permit.release()
-        raise
 
 
 def stream_response(services: Services, stream: Stream, writer: StreamWriter, permit: Permit) -> EventStream:

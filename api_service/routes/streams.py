@@ -7,6 +7,7 @@ very events that the first connection would have got after that cursor.
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 
 from fastapi import APIRouter, Request, Response
 
@@ -30,20 +31,16 @@ async def resume_stream(request: Request, stream_id: str, starting_after: str | 
     rid = _rid(stream_id)
     cursor = _cursor(rid, request.headers.get("last-event-id"), starting_after)
     services = services_of(request)
-    permit = services.admission.admit()
-    try:
+    with ExitStack() as unless_answered:
+        permit = services.admission.admit()
+        unless_answered.callback(permit.release)
         stream, state = await services.relay.resume(rid, request.state.tenant)
-        try:
-            _check_cursor(cursor, state)
-            speller = await speller_for(services, stream.request)
-        except BaseException:
-            stream.closed = True
-            raise
-        services.metrics.resumed()
-        return stream_response(services, stream, StreamWriter(stream.request, speller, cursor), permit)
-    except BaseException:
-        permit.release()
-        raise
+        unless_answered.callback(stream.close)
+        _check_cursor(cursor, state)
+        speller = await speller_for(services, stream.request)
+        unless_answered.pop_all()  # from here on the response owns permit and stream
+    services.metrics.resumed()
+    return stream_response(services, stream, StreamWriter(stream.request, speller, cursor), permit)
 
 
 def _rid(stream_id: str) -> str:

@@ -168,3 +168,14 @@ async def test_rl_04_many_streams_leave_no_connection_behind(redis_url: str, red
         after = (await redis.info("clients"))["connected_clients"]
         assert after - before < 130  # the two command pools; one subscriber connection whatever happens
         assert len(worker.requests) <= 151
+
+
+async def test_a_client_that_leaves_inside_its_body_leaves_nothing(redis_url: str, redis: Redis) -> None:
+    async with ScriptedWorker(redis_url, words) as worker, running_pod(redis_url) as pod:
+        _, writer = await asyncio.open_connection("127.0.0.1", pod.port)
+        writer.write(_head(CHAT, b"x" * 100) + b'{"model":')
+        await writer.drain()
+        await eventually(lambda: pod.services.admission.active == 1)
+        writer.transport.abort()
+        await nothing_left(pod, redis)
+        assert worker.requests == []
