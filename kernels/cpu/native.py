@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import DTYPES, HrAttention, HrMlp, HrStep, Library
-from kernels.cpu.packing import attention_struct, linear_struct, mlp_struct, pack, pointer_array
+from kernels.cpu.packing import Arena, attention_struct, linear_struct, mlp_struct, pack, pointer_array
 from kernels.interface import Step
 from kernels.layout import (
     AttentionWeights,
@@ -98,6 +98,7 @@ class NativeOps(ReferenceOps):
         self.workspace = self.functions.hr_workspace_new(self.threads)
         weakref.finalize(self, self.functions.hr_workspace_free, self.workspace)
         self._serial = count()
+        self._arena = Arena()
         # The C views of weights, by identity; the tuple keeps the weights alive, so an identity is never reused.
         self._attention: dict[int, tuple[HrAttention, AttentionWeights, Tensor]] = {}
         self._mlp: dict[int, tuple[HrMlp, MlpWeights, Tensor]] = {}
@@ -162,7 +163,7 @@ class NativeOps(ReferenceOps):
         """See `Ops`. weight_format: quantizes plain weights as int8, q8_0, q4_0 or q4_1; "" keeps their own type."""
         if isinstance(weight, Tensor) and weight.dtype not in DTYPES:
             return super().pack_linear(weight, bias)
-        return pack(self._library, weight, bias, weight_format, self.threads)
+        return pack(self._library, self._arena, weight, bias, weight_format, self.threads)
 
     def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
         return self._linear(x, layer, x.dtype) if layer.packed else super().linear(x, layer)

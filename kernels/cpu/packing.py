@@ -14,7 +14,16 @@ from torch import Tensor
 from kernels.cpu.library import DTYPES, HrAttention, HrLinear, HrMlp, Library
 from kernels.layout import AttentionWeights, MlpWeights, PackedLinear, QuantizedTensor
 
-__all__ = ["BLOCK_BYTES", "FORMATS", "attention_struct", "linear_struct", "mlp_struct", "pack", "pointer_array"]
+__all__ = [
+    "BLOCK_BYTES",
+    "FORMATS",
+    "Arena",
+    "attention_struct",
+    "linear_struct",
+    "mlp_struct",
+    "pack",
+    "pointer_array",
+]
 
 FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5}
 """Weight formats with their code in src/types.h."""
@@ -23,11 +32,18 @@ BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
 
 _BLOCK = 32
 _ALIGNMENT = 64
+_LARGE_PAGE = 2 << 20
+_PIECE = 64 << 20
 _FROM_BLOCKS = -1
 
 
 def pack(
-    library: Library, weight: Tensor | QuantizedTensor, bias: Tensor | None, weight_format: str, threads: int
+    library: Library,
+    arena: Arena,
+    weight: Tensor | QuantizedTensor,
+    bias: Tensor | None,
+    weight_format: str,
+    threads: int,
 ) -> PackedLinear:
     """weight [out, in] of float32 or bfloat16, or GGUF blocks -> packed as `weight_format` ("" keeps the weight's own).
 
@@ -50,7 +66,7 @@ def pack(
         raise ValueError(f"{weight_format} needs rows of a multiple of {_BLOCK} values, not {depth}")
     features = data.shape[0]
     size = library.functions.hr_packed_bytes(FORMATS[weight_format], features, depth)
-    packed = _aligned(size)
+    packed = arena.take(size)
     library.functions.hr_pack(
         FORMATS[weight_format], source, data.data_ptr(), features, depth, packed.data_ptr(), threads
     )
@@ -58,10 +74,23 @@ def pack(
     return PackedLinear(packed, wide, depth, features, packed=True, format=weight_format)
 
 
-def _aligned(size: int) -> Tensor:
-    raw = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
-    start = -raw.data_ptr() % _ALIGNMENT
-    return raw[start : start + size]
+class Arena:
+    """Memory for packed weights in large pieces: a piece can lie on large pages, a single layer's weight hardly.
+
+    Weights are views; a piece goes when its last weight does.
+    """
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """uint8 [size], 64-byte aligned, uninitialized."""
+        padded = -(-size // _ALIGNMENT) * _ALIGNMENT
+        if self._free.numel() < padded:
+            raw = torch.empty(max(padded, _PIECE) + _LARGE_PAGE, dtype=torch.uint8)
+            self._free = raw[-raw.data_ptr() % _LARGE_PAGE :]
+        taken, self._free = self._free[:size], self._free[padded:]
+        return taken
 
 
 def linear_struct(layer: PackedLinear) -> HrLinear:

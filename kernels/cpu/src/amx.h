@@ -9,7 +9,6 @@ namespace headrace {
 
 // 16 steps of a panel lie exactly as an operand tile.
 constexpr int64_t AMX_TILE_BYTES = 16 * STEP_BYTES;
-constexpr int64_t AMX_PREFETCH_TILES = 2;
 
 // Tile numbers must be literals: 0-3 accumulate, 4-5 hold A, 6-7 hold B.
 #define HR_DOT(acc, a, b)          \
@@ -19,11 +18,14 @@ constexpr int64_t AMX_PREFETCH_TILES = 2;
     _tile_dpbf16ps(acc, a, b);     \
   }
 
-inline void amx_prefetch(const uint8_t* tile) {
+// Operand tile t of the panels `ahead`, where it falls into the share of this job.
+inline void amx_prefetch(const TileJob& job, int panel, int64_t t) {
+  if (t < job.ahead_first / 16 || t >= job.ahead_last / 16) return;
+  const uint8_t* tile = job.panels[panel] + job.ahead + t * AMX_TILE_BYTES;
   for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + line * STEP_BYTES, 0, 2);
 }
 
-// Up to 16 rows by NB <= 4 panels. Weights are used once here, so they come from memory: prefetch.
+// Up to 16 rows by NB <= 4 panels.
 template <bool INT8, int NB>
 void amx_flat(const TileJob& job, int64_t row) {
   const uint8_t* a = job.a + row * job.lda;
@@ -41,8 +43,8 @@ void amx_flat(const TileJob& job, int64_t row) {
     if constexpr (NB > 3) _tile_zero(3);
   }
   for (int64_t t = 0; t < job.steps / 16; ++t) {
-    const int64_t at = t * AMX_TILE_BYTES, ahead = at + AMX_PREFETCH_TILES * AMX_TILE_BYTES;
-    for (int n = 0; n < NB; ++n) amx_prefetch(job.panels[n] + ahead);
+    const int64_t at = t * AMX_TILE_BYTES;
+    for (int n = 0; n < NB; ++n) amx_prefetch(job, n, t);
     _tile_loadd(4, a + t * 64, job.lda);
     _tile_loadd(6, job.panels[0] + at, STEP_BYTES);
     HR_DOT(0, 4, 6)
@@ -84,6 +86,7 @@ void amx_square(const TileJob& job, int64_t row, int panel) {
     _tile_zero(3);
   }
   for (int64_t t = 0; t < job.steps / 16; ++t) {
+    for (int n = 0; n < NB; ++n) amx_prefetch(job, panel + n, t);
     _tile_loadd(4, a0 + t * 64, job.lda);
     _tile_loadd(6, b0 + t * AMX_TILE_BYTES, STEP_BYTES);
     HR_DOT(0, 4, 6)

@@ -44,7 +44,7 @@ void write_rows(Team& team, Workspace& ws, const void* x, int64_t dtype, int64_t
 template <class T>
 void silu_row(const T* x, int64_t width, int64_t padded, float* row) {
   for (int64_t i = 0; i < width; i += VL) {
-    store(row + i, silu_mul(load_upto(x + i, width - i), load_upto(x + width + i, width - i)));
+    store(row + i, silu_mul(load_upto(x + i, width - i), load_upto(x + width + i, width - i), (T*)nullptr));
   }
   const int64_t end = round_up(width, VL);
   if (end < padded) std::memset(row + end, 0, (padded - end) * 4);

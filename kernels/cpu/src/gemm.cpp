@@ -3,8 +3,10 @@
 namespace headrace {
 namespace {
 
-// Rows that share one pass over a task's panels; bounded so that A stays in the second-level cache.
-constexpr int64_t BLOCK_ROWS = 256;
+// Rows of A that are worked through together stay in the second-level cache, of which they may take this much …
+constexpr int64_t BLOCK_BYTES = 768 << 10;
+// … but not fewer than this, as each block reads all weights again.
+constexpr int64_t MIN_BLOCK_ROWS = 128;
 // Tasks a thread should get at least, or the last ones leave the others waiting.
 constexpr int64_t TASKS_PER_THREAD = 8;
 
@@ -141,7 +143,7 @@ void store_gated(const Gemm& g, const float* tile, int64_t row, int64_t rows, co
           gate += load(g.w.bias + column);
           up += load(g.w.bias + width + column);
         }
-        store(out + column, silu_mul(gate, up));
+        store(out + column, silu_mul(gate, up, out));
       }
     }
   }
@@ -155,7 +157,9 @@ void store_result(const Gemm& g, const float* tile, int64_t row, int64_t rows, c
   }
 }
 
-void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t last, const int64_t* panels, int count) {
+// ahead: how many panels further the weights lie that this thread reads next; 0: not known, or in the cache already.
+void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t last, const int64_t* panels, int count,
+              int64_t ahead) {
   const Product product = product_of(g.x);
   const bool grouped = is_grouped(g.w.format), direct = g.x.kind == Act::INT8_GROUP;
   TileJob job = {};
@@ -174,9 +178,14 @@ void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t las
   job.steps = g.x.padded * element_bytes(g.x.kind) / 4;
   job.c = tile;
   job.ldc = TILE_LD;
+  job.ahead = ahead * panel_bytes(g.w.format, g.w.in_features);
+  const int64_t fetched = ahead && !grouped ? job.steps : 0, blocks = ceil_div(last - first, TILE_ROWS);
   for (int64_t row = first; row < last; row += TILE_ROWS) {
     job.a = g.x.row(row);
     job.rows = last - row < TILE_ROWS ? last - row : TILE_ROWS;
+    const int64_t block = (row - first) / TILE_ROWS;
+    job.ahead_first = round_up(block * fetched / blocks, 16);
+    job.ahead_last = round_up((block + 1) * fetched / blocks, 16);
     if (direct) {
       const auto run = g.w.format == HR_W_Q4_0   ? grouped_tile<HR_W_Q4_0>
                        : g.w.format == HR_W_Q4_1 ? grouped_tile<HR_W_Q4_1>
@@ -193,22 +202,24 @@ void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t las
 void run(Team& team, Workspace& ws, const Gemm& g) {
   // A unit is a panel, or a gate panel and its up panel.
   const int64_t width = g.gated ? 2 : 1, units = panel_count(g.w.out_features) / width;
-  const int64_t blocks = ceil_div(g.rows, BLOCK_ROWS);
+  const int64_t fitting = BLOCK_BYTES / g.x.ld, block_rows = fitting > MIN_BLOCK_ROWS ? fitting : MIN_BLOCK_ROWS;
+  const int64_t blocks = ceil_div(g.rows, block_rows);
   int64_t per_task = TILE_PANELS / width;
   while (per_task > 1 && units * blocks / per_task < TASKS_PER_THREAD * team.size) per_task /= 2;
   const int64_t tasks = ceil_div(units, per_task);
   team.each(tasks * blocks, 1, [&](int64_t task) {
-    // All row blocks of some panels follow each other: the panels are read from memory once.
-    const int64_t begin = task / blocks * per_task, end = begin + per_task < units ? begin + per_task : units;
+    const int64_t begin = task % tasks * per_task, end = begin + per_task < units ? begin + per_task : units;
     int64_t panels[TILE_PANELS];
     int count = 0;
     for (int64_t half = 0; half < width; ++half) {
       for (int64_t unit = begin; unit < end; ++unit) panels[count++] = half * units + unit;
     }
-    const int64_t block = task % blocks;
+    const int64_t block = task / tasks;
     const int64_t first = round_up(block * g.rows / blocks, TILE_ROWS);
     const int64_t last = block + 1 == blocks ? g.rows : round_up((block + 1) * g.rows / blocks, TILE_ROWS);
-    run_task(ws, team.rank, g, first, last, panels, count);
+    // The next task of this thread is most likely as many tasks on as there are threads.
+    const bool more = begin + team.size * per_task < units;
+    run_task(ws, team.rank, g, first, last, panels, count, more ? team.size * per_task : 0);
   });
 }
 

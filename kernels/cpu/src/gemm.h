@@ -25,6 +25,8 @@ void gemm_gated(Team& team, Workspace& ws, const HrLinear& w, const Activations&
 
 inline bool can_gate(const HrLinear& w) { return w.out_features % (2 * PANEL) == 0; }
 
-inline vf silu_mul(vf gate, vf up) { return gate / (1.0f + vexp(-gate)) * up; }
+// The last argument only names the type the result is stored as.
+inline vf silu_mul(vf gate, vf up, float*) { return gate / (1.0f + vexp(-gate)) * up; }
+inline vf silu_mul(vf gate, vf up, bf16*) { return gate * reciprocal_coarse(1.0f + vexp_coarse(-gate)) * up; }
 
 }  // namespace headrace

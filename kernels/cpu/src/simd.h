@@ -265,9 +265,19 @@ inline vf vexp(vf x) {
   return (vf)((vi)scale_by_power(p, n) & ~tiny);
 }
 
-// e^x for x <= 0 within 1e-4: enough where the result is rounded to bf16 (8 bits of mantissa).
+// 1 / x within 1e-4.
+inline vf reciprocal_coarse(vf x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_rcp14_ps((__m512)x);
+#else
+  return 1.0f / x;
+#endif
+}
+
+// e^x for x <= 88 within 1e-4: enough where the result is rounded to bf16 (8 bits of mantissa).
 inline vf vexp_coarse(vf x) {
-  x = vmax(x * 1.44269504088896341f, splat(-126.0f));
+  x = -vmax(-x * 1.44269504088896341f, splat(-127.0f));
+  x = vmax(x, splat(-126.0f));
   vf n = round_even(x);
   vf r = x - n;
   vf p = splat(0.05517167f);

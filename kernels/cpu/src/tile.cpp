@@ -1,5 +1,7 @@
 #include "tile.h"
 
+#include <type_traits>
+
 #include "amx.h"
 
 namespace headrace {
@@ -14,8 +16,6 @@ constexpr int MAX_ROWS = 3, MAX_PANELS = 2;
 constexpr int MAX_ROWS = 3, MAX_PANELS = 1;
 #endif
 constexpr int PARTS = PANEL / VL;
-// Far enough to cover memory latency at full bandwidth, and across a page, where hardware prefetchers stop.
-constexpr int64_t PREFETCH_BYTES = 1536;
 
 struct F32 {
   using Acc = vf;
@@ -38,20 +38,25 @@ void micro(const TileJob& job, int64_t row, int panel) {
   const uint8_t* panels[NB];
   for (int n = 0; n < NB; ++n) panels[n] = job.panels[panel + n];
   Acc acc[MR][NB][PARTS] = {};
-  for (int64_t s = 0; s < job.steps; ++s) {
-    vu w[NB][PARTS];
-    for (int n = 0; n < NB; ++n) {
-      const uint8_t* step = panels[n] + s * STEP_BYTES;
-      __builtin_prefetch(step + PREFETCH_BYTES);
-      for (int v = 0; v < PARTS; ++v) w[n][v] = load_as<vu>(step + v * VL * 4);
-    }
-    for (int m = 0; m < MR; ++m) {
-      vu x = splat(load_as<uint32_t>(rows[m] + 4 * s));
+  const auto run = [&](int64_t first, int64_t last, auto fetch) __attribute__((always_inline)) {
+    for (int64_t s = first; s < last; ++s) {
+      vu w[NB][PARTS];
       for (int n = 0; n < NB; ++n) {
-        for (int v = 0; v < PARTS; ++v) acc[m][n][v] = Op::multiply(acc[m][n][v], x, w[n][v]);
+        const uint8_t* step = panels[n] + s * STEP_BYTES;
+        if constexpr (decltype(fetch)::value) __builtin_prefetch(step + job.ahead, 0, 2);
+        for (int v = 0; v < PARTS; ++v) w[n][v] = load_as<vu>(step + v * VL * 4);
+      }
+      for (int m = 0; m < MR; ++m) {
+        vu x = splat(load_as<uint32_t>(rows[m] + 4 * s));
+        for (int n = 0; n < NB; ++n) {
+          for (int v = 0; v < PARTS; ++v) acc[m][n][v] = Op::multiply(acc[m][n][v], x, w[n][v]);
+        }
       }
     }
-  }
+  };
+  run(0, job.ahead_first, std::false_type{});
+  run(job.ahead_first, job.ahead_last, std::true_type{});
+  run(job.ahead_last, job.steps, std::false_type{});
   for (int m = 0; m < MR; ++m) {
     for (int n = 0; n < NB; ++n) {
       for (int v = 0; v < PARTS; ++v) {
@@ -85,13 +90,16 @@ void micro_panels(const TileJob& job, int64_t row, int panel, int64_t rows, int 
 }
 
 template <class Op>
-void multiply(const TileJob& job) {
+void multiply(TileJob job) {
   // Equal blocks: 8 rows are 4 + 4, not 6 + 2.
   const int64_t blocks = ceil_div(job.rows, MAX_ROWS);
+  const int64_t fetch_first = job.ahead_first, fetch = job.ahead_last - job.ahead_first;
   for (int panel = 0; panel < job.num_panels; panel += MAX_PANELS) {
     const int count = job.num_panels - panel;
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t row = b * job.rows / blocks, end = (b + 1) * job.rows / blocks;
+      job.ahead_first = fetch_first + b * fetch / blocks;
+      job.ahead_last = fetch_first + (b + 1) * fetch / blocks;
       micro_panels<Op>(job, row, panel, end - row, count);
     }
   }
@@ -100,9 +108,12 @@ void multiply(const TileJob& job) {
 // Float32 is the exact path: a sum of short sums keeps rounding errors an order of magnitude below one long chain's.
 void multiply_wide(TileJob job) {
   constexpr int64_t CHAIN = 128;
-  const int64_t steps = job.steps;
+  const int64_t steps = job.steps, ahead_first = job.ahead_first, ahead_last = job.ahead_last;
+  const auto clamp = [](int64_t at, int64_t end) { return at < 0 ? 0 : at < end ? at : end; };
   for (int64_t first = 0; first < steps; first += CHAIN) {
     job.steps = steps - first < CHAIN ? steps - first : CHAIN;
+    job.ahead_first = clamp(ahead_first - first, job.steps);
+    job.ahead_last = clamp(ahead_last - first, job.steps);
     multiply<F32>(job);
     job.a += job.steps * 4;
     for (int p = 0; p < job.num_panels; ++p) job.panels[p] += job.steps * STEP_BYTES;
@@ -113,7 +124,8 @@ void multiply_wide(TileJob job) {
 }  // namespace
 
 void multiply_tile(Product product, const TileJob& job) {
-  if (HAS_AMX && product != Product::F32 && job.steps % 16 == 0) {
+  // For one or two rows it is all about memory, and plain loads stream a tenth faster than tile loads.
+  if (HAS_AMX && product != Product::F32 && job.steps % 16 == 0 && job.rows > 2) {
     amx_multiply(product == Product::INT8, job);
     return;
   }

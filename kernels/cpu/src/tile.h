@@ -36,6 +36,11 @@ struct TileJob {
   int64_t ldc;  // elements
   int64_t rows;
   bool accumulate;  // add to C instead of overwriting it
+  // Weights are used once, so they come from memory, and nobody but the caller knows which are next: steps
+  // [ahead_first, ahead_last) of the panels `ahead` bytes further are fetched into the second-level cache on the way.
+  int64_t ahead;
+  int64_t ahead_first;
+  int64_t ahead_last;
 };
 
 void multiply_tile(Product product, const TileJob& job);

@@ -1,0 +1,212 @@
+"""Micro-benchmark of the native CPU kernels against torch, interleaved in one process.
+
+SmolLM2-135M's shapes with random weights, all layers different, so weights come from memory as in serving. Every
+figure is the minimum of many rounds in milliseconds; on a machine with other work, trust the ratios.
+
+    python -m benchmarks.cpu_kernels [--threads 2] [--rounds 30] [--only linear|attention|step] [--levels amx,avx512]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.cpu.isa import available_levels
+from kernels.cpu.library import Library
+from kernels.cpu.native import NativeOps
+from kernels.cpu.onednn import OneDnnOps
+from kernels.interface import Ops
+from kernels.layout import AttentionWeights, BatchLayout, MlpWeights, RopeTable, new_kv_cache
+
+HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS, VOCAB = 576, 9, 3, 64, 1536, 30, 49152
+UNITS = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+    "output": (HIDDEN, HEADS * DIM),
+    "gate_up": (2 * INNER, HIDDEN),
+    "down": (HIDDEN, INNER),
+}
+BLOCK_SIZE = 16
+Runs = dict[str, Callable[[], object]]
+
+
+def fastest(runs: Runs, rounds: int) -> dict[str, float]:
+    """Milliseconds of each, alternating, minimum over rounds."""
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
+    return best
+
+
+def report(title: str, times: dict[str, float], baseline: str) -> None:
+    """One line: every time, and how many times faster than the baseline."""
+    cells = [f"{name} {ms:8.3f} ({times[baseline] / ms:5.2f}x)" for name, ms in times.items()]
+    print(f"{title:28s} " + "  ".join(cells), flush=True)
+
+
+def _weight(out: int, size: int) -> Tensor:
+    return (torch.randn(out, size) * size**-0.5).bfloat16()
+
+
+def linears(backends: dict[str, NativeOps], formats: Sequence[str], rounds: int, batches: Sequence[int]) -> None:
+    """Each linear of all layers, and the logits."""
+    torch_ops = OneDnnOps()
+    units = {**{name: (shape, LAYERS) for name, shape in UNITS.items()}, "logits": ((VOCAB, HIDDEN), 1)}
+    for name, ((out, size), count) in units.items():
+        weights = [_weight(out, size) for _ in range(count)]
+        packed_torch = [torch_ops.pack_linear(weight) for weight in weights]
+        packed = {
+            f"{key}-{form}": (ops, [ops.pack_linear(weight, weight_format=form) for weight in weights])
+            for key, ops in backends.items()
+            for form in formats
+        }
+        for batch in batches:
+            x = torch.randn(batch, size).bfloat16()
+            runs: Runs = {
+                "torch": lambda x=x, w=weights: [F.linear(x, weight) for weight in w],
+                "onednn": lambda x=x, w=packed_torch: [torch_ops.linear(x, layer) for layer in w],
+            }
+            for key, (ops, layers) in packed.items():
+                runs[key] = lambda x=x, ops=ops, layers=layers: [ops.linear(x, layer) for layer in layers]
+            report(f"{name} x{count}, batch {batch}", fastest(runs, rounds), "torch")
+
+
+def _layout(rows: Sequence[tuple[int, int]]) -> tuple[BatchLayout, int]:
+    """Rows of (new tokens, length) with blocks in order -> layout, blocks needed."""
+    starts, slots, positions, first = [0], [], [], 0
+    width = max(-(-length // BLOCK_SIZE) for _, length in rows)
+    tables = torch.zeros(len(rows), width, dtype=torch.int32)
+    for row, (new, length) in enumerate(rows):
+        blocks = -(-length // BLOCK_SIZE)
+        tables[row, :blocks] = torch.arange(first, first + blocks, dtype=torch.int32)
+        positions.append(torch.arange(length - new, length))
+        slots.append(positions[-1] + first * BLOCK_SIZE)
+        starts.append(starts[-1] + new)
+        first += blocks
+    layout = BatchLayout(
+        query_start=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor([length for _, length in rows], dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.cat(slots),
+        positions=torch.cat(positions),
+        num_tokens=starts[-1],
+        max_query_len=max(new for new, _ in rows),
+        max_seq_len=max(length for _, length in rows),
+    )
+    return layout, first
+
+
+BATCHES = {
+    "1 decode at 200": [(1, 200)],
+    "1 decode at 4000": [(1, 4000)],
+    "8 decodes at 400": [(1, 400)] * 8,
+    "32 decodes at 400": [(1, 400)] * 32,
+    "64 decodes at 400": [(1, 400)] * 64,
+    "prefill 512": [(512, 512)],
+    "prefill 512 at 4000": [(512, 4000)],
+    "32 decodes + prefill 256": [(1, 400)] * 32 + [(256, 1024)],
+}
+
+
+def _rope() -> RopeTable:
+    angles = torch.outer(torch.arange(8192.0), 1e4 ** (-torch.arange(0, DIM, 2) / DIM))
+    return RopeTable(angles.cos(), angles.sin())
+
+
+def attention(backends: dict[str, NativeOps], rounds: int) -> None:
+    """Attention alone, one layer."""
+    everyone: dict[str, Ops] = {"torch": OneDnnOps(), **backends}
+    rope = _rope()
+    for name, rows in BATCHES.items():
+        layout, blocks = _layout(rows)
+        cache = new_kv_cache(1, blocks, BLOCK_SIZE, KV_HEADS, DIM, torch.bfloat16, "cpu")
+        for page in cache.layers[0]:
+            page.copy_(torch.randn(page.shape))
+        query = torch.randn(layout.num_tokens, HEADS, DIM).bfloat16()
+        steps = {key: ops.begin(layout, cache, rope) for key, ops in everyone.items()}
+        runs: Runs = {key: lambda step=step, query=query: step.attention(query, 0) for key, step in steps.items()}
+        report(f"attention, {name}", fastest(runs, rounds), "torch")
+
+
+class _Model:
+    """All layers and the logits on one backend."""
+
+    def __init__(self, ops: Ops, form: str = "") -> None:
+        extra = {"weight_format": form} if form else {}
+        norm = torch.ones(HIDDEN, dtype=torch.bfloat16)
+        self._ops = ops
+        self._rope = _rope()
+        self._layers = []
+        for _ in range(LAYERS):
+            packed = {name: ops.pack_linear(_weight(*shape), **extra) for name, shape in UNITS.items()}
+            self._layers.append(
+                (
+                    AttentionWeights(norm, packed["qkv"], packed["output"], HEADS, KV_HEADS, DIM, 1e-5),
+                    MlpWeights(norm, packed["gate_up"], packed["down"], 1e-5),
+                )
+            )
+        self._norm = norm
+        self._head = ops.pack_linear(_weight(VOCAB, HIDDEN), **extra)
+
+    def step(self, rows: Sequence[tuple[int, int]]) -> Callable[[], object]:
+        """A function that runs one step over these rows, logits for each row's last token."""
+        layout, blocks = _layout(rows)
+        cache = new_kv_cache(LAYERS, blocks, BLOCK_SIZE, KV_HEADS, DIM, torch.bfloat16, "cpu")
+        for layer in cache.layers:
+            for page in layer:
+                page.copy_(torch.randn(page.shape))
+        embedded = torch.randn(layout.num_tokens, HIDDEN).bfloat16()
+        last = layout.query_start[1:].long() - 1
+
+        def run() -> object:
+            step = self._ops.begin(layout, cache, self._rope)
+            x, residual = self._ops.decoder(embedded.clone(), self._layers, step)
+            normed, _ = self._ops.add_rms_norm(x, residual, self._norm, 1e-5)
+            return self._ops.logits(normed[last], self._head)
+
+        return run
+
+
+def steps(backends: dict[str, NativeOps], formats: Sequence[str], rounds: int) -> None:
+    """Whole steps: begin, all layers, final norm, logits."""
+    models = {"torch": _Model(OneDnnOps())}
+    for key, ops in backends.items():
+        models |= {f"{key}-{form}": _Model(ops, form) for form in formats}
+    for name, rows in BATCHES.items():
+        runs = {key: model.step(rows) for key, model in models.items()}
+        report(f"step, {name}", fastest(runs, rounds), "torch")
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", choices=("linear", "attention", "step"))
+    parser.add_argument("--levels", default=available_levels()[0].name)
+    parser.add_argument("--formats", default="bfloat16")
+    parser.add_argument("--batches", default="1,8,32,64,512")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    wanted, formats = arguments.levels.split(","), arguments.formats.split(",")
+    backends = {
+        level.name: NativeOps(Library(level), arguments.threads) for level in available_levels() if level.name in wanted
+    }
+    if arguments.only in (None, "linear"):
+        linears(backends, formats, arguments.rounds, [int(batch) for batch in arguments.batches.split(",")])
+    if arguments.only in (None, "attention"):
+        attention(backends, arguments.rounds)
+    if arguments.only in (None, "step"):
+        steps(backends, formats, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
