@@ -1,0 +1,220 @@
+"""Redis loses connections, replies, keys, memory or its life while two pods stream from two workers.
+
+Given running and queued streams, when Redis misbehaves, then each goes on exactly, new requests meanwhile are answered
+or refused with a time to retry, and afterwards nothing is left in a queue and the ledger says what was streamed. Pods
+and workers reach Redis through a proxy each, so that either side can be cut off alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from shared.keys import GROUP, queue_key
+from tests.support.chaos_checks import Books, assert_exact, connected, queued
+from tests.support.chaos_load import Expected, Oracle, follow_all
+from tests.support.chaos_proxy import ChaosProxy
+from tests.support.redis_server import RedisServer
+from tests.support.stack import Stack
+from tests.support.stream_client import Outcome
+from tests.support.wait import eventually, eventually_sync
+
+STREAMS = 16
+TOKENS = (50, 90)
+LEASE_S = 2.0
+ENV = {
+    "HEADRACE_LEASE_MS": str(int(LEASE_S * 1000)),
+    "HEADRACE_FAULT": "step-delay-ms:20",
+    "HEADRACE_DTYPE": "float32",
+    "HEADRACE_MAX_NUM_SEQS": "6",
+}
+QUEUE = queue_key(0, "tiny", "interactive")
+ACCEPT_S = 12.0
+"""A pod refuses what Redis has not accepted within 8 s; a busy machine gets some more."""
+
+
+@dataclass
+class Scene:
+    server: RedisServer
+    stack: Stack
+    pod_side: ChaosProxy
+    worker_side: ChaosProxy
+
+    @property
+    def urls(self) -> list[str]:
+        return [pod.url for pod in self.stack.pods]
+
+    def run(self, act: Callable[[redis.Redis], object]) -> None:
+        """One command, straight to Redis."""
+        with connected(self.server) as client:
+            act(client)
+
+    def is_calm(self) -> bool:
+        """Everybody serves, nothing waits, no block is in use."""
+        cards = [worker.card() for worker in self.stack.workers]
+        free = all(card is not None and card.state == "ready" and card.kv_blocks_used == 0 for card in cards)
+        return free and queued(self.server) == 0 and all(pod.is_ready() for pod in self.stack.pods)
+
+
+@pytest.fixture(scope="module")
+def shared_scene(tiny: Path) -> Iterator[Scene]:
+    with RedisServer(aof=True) as server, ChaosProxy(server.port) as pods, ChaosProxy(server.port) as workers:
+        envs = {
+            "pod_env": {"HEADRACE_REDIS_URL": pods.url},
+            "worker_env": {**ENV, "HEADRACE_REDIS_URL": workers.url},
+        }
+        with Stack(server.url, tiny, pods=2, workers=2, **envs) as stack:
+            yield Scene(server, stack, pods, workers)
+
+
+@pytest.fixture
+def scene(shared_scene: Scene) -> Iterator[Scene]:
+    yield shared_scene
+    shared_scene.pod_side.heal()
+    shared_scene.worker_side.heal()
+    eventually_sync(shared_scene.is_calm, 30, interval=0.1, what="all is calm again")
+
+
+@asynccontextmanager
+async def streaming(scene: Scene, expected: list[Expected]) -> AsyncIterator[list[Outcome]]:
+    """All streams are under way in the block, some in the queue; at its end each is exact, on its one connection."""
+    books, outcomes = Books.open(scene.server), [Outcome() for _ in expected]
+    running = asyncio.create_task(follow_all(scene.urls, expected, outcomes=outcomes))
+    try:
+        await eventually(lambda: sum(len(o.arrivals) > 4 for o in outcomes) >= 5, 30, what="five streams speak")
+        await eventually(lambda: all(o.rid or o.arrivals for o in outcomes) or queued(scene.server) >= 8, 10)
+        yield outcomes
+        done = await running
+    finally:
+        running.cancel()
+    assert_exact(expected, done)
+    assert [o.reconnects for o in outcomes] == [0] * len(outcomes), "a pod ended a stream that could go on"
+    await books.settle(outcomes)
+
+
+async def refused(url: str) -> float:
+    """A new request hears 503 and when to come again; the seconds that took."""
+    began = time.monotonic()
+    body = {"model": "tiny", "prompt": "new", "max_tokens": 1}
+    async with httpx.AsyncClient(timeout=ACCEPT_S, trust_env=False, verify=False) as client:
+        answer = await client.post(f"{url}/v1/completions", json=body)
+    assert answer.status_code == 503, answer.text
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert answer.json()["error"]["code"] in ("redis_unavailable", "overloaded")
+    return time.monotonic() - began
+
+
+async def accepted(scene: Scene, within_s: float) -> None:
+    """A new request is answered by each pod."""
+    body = {"model": "tiny", "prompt": "new", "max_tokens": 1}
+    async with httpx.AsyncClient(timeout=within_s, trust_env=False, verify=False) as client:
+        for url in scene.urls:
+            answer = await client.post(f"{url}/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+
+
+async def test_subscriptions_killed_five_times_a_second(scene: Scene, oracle: Oracle) -> None:
+    killed = 0
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)) as outcomes:
+        with connected(scene.server) as client:
+            while not all(outcome.done for outcome in outcomes):
+                killed += client.client_kill_filter(_type="pubsub")
+                await asyncio.sleep(0.2)
+    assert killed > 15
+
+
+@pytest.mark.parametrize("side", ["pod_side", "worker_side"])
+async def test_every_fifth_reply_is_lost_with_its_connection(scene: Scene, oracle: Oracle, side: str) -> None:
+    """Streams that run already never notice. New ones may hear 503, and are there exactly once in the end."""
+    expected, proxy = await oracle.expected(STREAMS, TOKENS), getattr(scene, side)
+    books, outcomes = Books.open(scene.server), [Outcome() for _ in expected]
+    early, late = slice(0, STREAMS // 2), slice(STREAMS // 2, STREAMS)
+    running = asyncio.create_task(follow_all(scene.urls, expected[early], outcomes=outcomes[early]))
+    await eventually(lambda: sum(len(o.arrivals) > 2 for o in outcomes) >= 4, 30, what="four streams speak")
+    proxy.drop_every = 5
+    later = await follow_all(scene.urls, expected[late], outcomes=outcomes[late])
+    done = [*await running, *later]
+    proxy.heal()
+    assert proxy.dropped > 20
+    assert_exact(expected, done)
+    assert [outcome.reconnects for outcome in outcomes[early]] == [0] * (STREAMS // 2)
+    refusals = sum(outcome.reconnects for outcome in outcomes[late])
+    await books.settle(outcomes, others=refusals)
+
+
+async def test_rd_09_flushall_in_mid_stream(scene: Scene, oracle: Oracle) -> None:
+    expected = await oracle.expected(STREAMS, TOKENS)
+    outcomes = [Outcome() for _ in expected]
+    running = asyncio.create_task(follow_all(scene.urls, expected, outcomes=outcomes))
+    for events in (3, 12):
+        await eventually(lambda n=events: sum(len(o.arrivals) > n for o in outcomes) >= 5, 30, what="streams speak")
+        scene.run(lambda client: client.flushall())
+    books = Books.open(scene.server)  # the ledger is gone as well; nothing has ended since
+    books.known.clear()
+    assert_exact(expected, await running)
+    assert [outcome.reconnects for outcome in outcomes] == [0] * STREAMS
+    await books.settle(outcomes)
+
+
+@pytest.mark.parametrize("loss", ["xtrim", "del"])
+async def test_rd_06_rd_23_the_request_stream_is_lost_with_queued_and_running_requests(
+    scene: Scene, oracle: Oracle, loss: str
+) -> None:
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)) as outcomes:
+        assert sum(not outcome.texts for outcome in outcomes) >= 2, "some wait in the queue"
+        scene.run(lambda client: client.xtrim(QUEUE, maxlen=0) if loss == "xtrim" else client.delete(QUEUE))
+    assert max(outcome.longest_gap for outcome in outcomes) < 10
+
+
+async def test_rd_07_the_group_is_destroyed(scene: Scene, oracle: Oracle) -> None:
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)):
+        scene.run(lambda client: client.xgroup_destroy(QUEUE, GROUP))
+
+
+async def test_a_full_instance_is_a_pause_and_a_503(scene: Scene, oracle: Oracle) -> None:
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)) as outcomes:
+        scene.run(lambda client: client.config_set("maxmemory", 1))
+        try:
+            await asyncio.gather(*map(refused, scene.urls))
+            seen = [len(outcome.ids) for outcome in outcomes]
+            await asyncio.gather(*map(refused, scene.urls))
+            assert [len(outcome.ids) for outcome in outcomes] == seen, "nothing can be stored, nothing is shown"
+        finally:
+            scene.run(lambda client: client.config_set("maxmemory", 0))
+    await accepted(scene, 10)
+
+
+async def test_a_frozen_redis_is_a_pause_and_a_503(scene: Scene, oracle: Oracle) -> None:
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)):
+        scene.server.freeze()
+        try:
+            took = await asyncio.gather(*map(refused, scene.urls))
+        finally:
+            scene.server.thaw()
+    assert min(took) > LEASE_S, "longer than every lease"
+    await accepted(scene, 10)
+
+
+async def test_rd_29_a_redis_that_dies_and_comes_back_is_a_pause_and_a_503(scene: Scene, oracle: Oracle) -> None:
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)):
+        scene.server.kill()
+        await asyncio.gather(*map(refused, scene.urls))
+        scene.server.start()
+    await accepted(scene, 10)
+
+
+async def test_rd_29_after_every_cut_new_requests_start_soon(scene: Scene) -> None:
+    for _ in range(10):
+        scene.run(lambda client: client.client_kill_filter(_type="normal", skipme=True))
+        await accepted(scene, 5)
+    scene.pod_side.cut()
+    scene.worker_side.cut()
+    await accepted(scene, 5)
