@@ -1,7 +1,7 @@
 """The engine on the real model against transformers' own generate, one request at a time on the same weights.
 
-A token may differ only where the reference's two best logits are closer than MARGIN; such ties are counted and reported,
-and what follows one is not compared, because from there on the two read different texts.
+A token may differ only where the reference's two best logits are closer than MARGIN; such ties are counted and
+reported, and what follows one is not compared, because from there on the two read different texts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
@@ -131,24 +132,34 @@ def _compare(reference: Reference, tokens: list[int]) -> bool:
         if ours != theirs:
             margin = reference.margins[position]
             assert margin < MARGIN, (
-                f"prompt of {len(reference.prompt)} tokens, output {position}: {ours}, not {theirs}, at a margin of {margin}"
+                f"prompt of {len(reference.prompt)} tokens, output {position}: {ours}, not {theirs}, margin {margin}"
             )
             return True
     return False
 
 
+TEXTS = [
+    "The history of the steam engine begins long before the railways. In the first century, Hero of Alexandria described "
+    "a small device that turned by jets of steam, and for many centuries nothing came of it.",
+    "<|im_start|>user\nWrite a short haiku about Python programming.<|im_end|>\n<|im_start|>assistant\n",
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n",
+    "In 1969 the first message was sent from one computer to another over a network of four machines.",
+]
+
+
 def test_bfloat16_stays_close_to_float32(peer: Any) -> None:
-    """Logits within 2e-2 of float32's, relative to their largest, and the same top token wherever its margin is larger
-    than the error."""
+    """Logits of a text within 2e-2 of float32's (Euclidean norm, relative), and the same top token wherever its margin
+    is larger than the error."""
     loaded = load("", dtype="bfloat16", device="cpu", max_model_len=None)
-    rng = random.Random(5)
-    for length in (1, 16, 17, 90, 300):
-        prompt = [rng.randrange(17, 49152) for _ in range(length)]
+    tokenizer = Tokenizer.from_str(loaded.tokenizer_json.decode())
+    for text in [*TEXTS, "\n\n".join(TEXTS)]:
+        prompt = tokenizer.encode(text).ids
         with torch.inference_mode():
             wide = peer(torch.tensor([prompt])).logits[0]
         [narrow] = PagedModel(loaded.model).run([(0, prompt)])
+        assert float((narrow - wide).norm() / wide.norm()) <= 2e-2
         error = (narrow - wide).abs().amax(-1)
-        assert bool((error <= 2e-2 * wide.abs().amax(-1)).all()), f"relative error {error / wide.abs().amax(-1)}"
         best = wide.topk(2, dim=-1)
         clear = best.values[:, 0] - best.values[:, 1] > 2 * error
+        assert int(clear.sum()) > len(prompt) // 3
         assert bool((narrow.argmax(-1)[clear] == best.indices[:, 0][clear]).all())
