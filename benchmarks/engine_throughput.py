@@ -1,7 +1,7 @@
 """Engine against transformers' generate on the same weights, same dtype, same machine, same run.
 
-Prints output tokens per second of (a) transformers, one request after the other, and (b) the engine with all requests at
-once, alternating, and the ratio of the medians. Needs only the worker extra.
+Prints output tokens per second of (a) transformers, one request after the other, and (b) the engine with all requests
+at once, alternating, and the ratio of the medians. Needs only the worker extra.
 
     python -m benchmarks.engine_throughput [--requests 16 --prompt 128 --output 64 --dtype float32 --rounds 3]
 """
@@ -89,8 +89,8 @@ def main() -> None:
         print(f"round {run + 1}: transformers {theirs[-1]:7.1f} tokens/s, engine {ours[-1]:7.1f} tokens/s", flush=True)
     a, b = statistics.median(ours), statistics.median(theirs)
     print(
-        f"{args.dtype}, {args.requests} requests, prompt {args.prompt}, output {args.output}, {torch.get_num_threads()} threads: "
-        f"engine {a:.1f}, transformers {b:.1f} output tokens/s, ratio {a / b:.2f}"
+        f"{args.dtype}, {args.requests} requests, prompt {args.prompt}, output {args.output}, "
+        f"{torch.get_num_threads()} threads: engine {a:.1f}, transformers {b:.1f} output tokens/s, ratio {a / b:.2f}"
     )
 
 

@@ -197,9 +197,7 @@ class Engine:
         reason = _finish_reason(request)
         if reason is None:
             # The hits go with every token: a stop string or a cancellation ends the choice without our saying so.
-            return TokenEvent(
-                request.request_id, token, sampled.logprobs, num_cached_tokens=request.num_cached_tokens
-            )
+            return TokenEvent(request.request_id, token, sampled.logprobs, num_cached_tokens=request.num_cached_tokens)
         return self._finish(request, reason, sampled)
 
     def _finish(self, request: Request, reason: FinishReason, sampled: SampledToken | None = None) -> TokenEvent:

@@ -11,7 +11,7 @@ __all__ = ["BatchPlan", "ScheduledRequest"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One row of the batch. Lists are the request's own (views, not copies): the runner reads them within the step only."""
+    """One row of the batch. Lists are the request's own (views, not copies): the runner reads them in the step only."""
 
     request_id: str
     prompt_token_ids: list[int]

@@ -26,8 +26,9 @@ class RequestStatus(Enum):
 class Request:
     """One choice of one HTTP request: a sequence that catches up until it ends.
 
-    There are no phases. Known tokens are prompt + output; each step computes some of those not yet computed; when all known
-    tokens are computed a new one is drawn. A take-over arrives with `output_token_ids` already filled and is no special case.
+    There are no phases. Known tokens are prompt + output; each step computes some of those not yet computed; when all
+    known tokens are computed a new one is drawn. A take-over arrives with `output_token_ids` already filled and is no
+    special case.
     """
 
     request_id: str

@@ -1,1 +1,1 @@
-"""What pods and workers agree on: wire messages, key names, queue, channel, errors, text. Imports nothing else of ours."""
+"""What pods and workers agree on: wire messages, key names, queue, channel, errors, text. Imports nothing of ours."""

@@ -1,23 +1,23 @@
 """The one error tree. A code here is the same string in the HTTP body, the terminal record and the metric label.
 
-    HeadraceError
-    ├── InvalidRequest            400  invalid_request_error
-    │   ├── ContextLengthExceeded 400
-    │   └── CursorAhead           400
-    ├── InvalidApiKey             401
-    ├── ModelNotFound             404
-    ├── StreamNotFound            404
-    ├── StreamExpired             410
-    ├── BodyTooLarge              413
-    ├── UnsupportedMediaType      415
-    ├── QueueFull                 429  + Retry-After
-    ├── DeadlineExceeded          408
-    ├── RequestPoisoned           500  the request ended the workers that ran it
-    ├── EngineFailure             500
-    ├── RequestCancelled          499  its client, or another holder of the request, ended it
-    ├── PodDraining               503  + Retry-After; the stream goes on elsewhere
-    ├── Overloaded                503  + Retry-After
-    └── RedisUnavailable          503  + Retry-After
+HeadraceError
+├── InvalidRequest            400  invalid_request_error
+│   ├── ContextLengthExceeded 400
+│   └── CursorAhead           400
+├── InvalidApiKey             401
+├── ModelNotFound             404
+├── StreamNotFound            404
+├── StreamExpired             410
+├── BodyTooLarge              413
+├── UnsupportedMediaType      415
+├── QueueFull                 429  + Retry-After
+├── DeadlineExceeded          408
+├── RequestPoisoned           500  the request ended the workers that ran it
+├── EngineFailure             500
+├── RequestCancelled          499  its client, or another holder of the request, ended it
+├── PodDraining               503  + Retry-After; the stream goes on elsewhere
+├── Overloaded                503  + Retry-After
+└── RedisUnavailable          503  + Retry-After
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What travels through Redis, as msgpack: the request a pod queues and the records a worker appends.
 
-Wire names are short and defaults are left out, so a one-token record is about 40 bytes. Decoding is strict: a message that
-does not fit raises msgspec.ValidationError, and its reader treats the request as failed, never guesses.
+Wire names are short and defaults are left out, so a one-token record is about 40 bytes. Decoding is strict: a message
+that does not fit raises msgspec.ValidationError, and its reader treats the request as failed, never guesses.
 """
 
 from __future__ import annotations
@@ -77,8 +77,12 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True, rename={"index": "i", "token_ids": "t", "text": "x",
-            "logprobs": "l", "finish_reason": "f", "stop_reason": "s"}):
+class Delta(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={"index": "i", "token_ids": "t", "text": "x", "logprobs": "l", "finish_reason": "f", "stop_reason": "s"},
+):
     """What one choice gained in one record. `text` may be empty while characters or a possible stop are held back."""
 
     index: int = 0

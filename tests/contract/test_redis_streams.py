@@ -226,5 +226,3 @@ async def test_rd_25_a_trimmed_pending_entry_does_not_stop_a_restart(
     assert await queue.restore(lost, [])
     assert (await take_one(after)).request == lost
     assert (await queue.depth("tiny")).running == 2
-
-

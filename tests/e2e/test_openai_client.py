@@ -84,7 +84,7 @@ def test_several_choices_and_prompts_map_to_their_indices(client: openai.OpenAI)
 
 
 def test_a_stop_string_across_tokens_is_never_seen(client: openai.OpenAI) -> None:
-    """Token 905 is ` world`: forced, the text is ` world world …`; the stop begins in one token and ends in the next."""
+    """Token 905 is ` world`: forced, it repeats; the stop begins in one token and ends in the next."""
     request = {
         "model": REAL_MODEL,
         "prompt": "x",

@@ -139,8 +139,8 @@ def _compare(reference: Reference, tokens: list[int]) -> bool:
 
 
 TEXTS = [
-    "The history of the steam engine begins long before the railways. In the first century, Hero of Alexandria described "
-    "a small device that turned by jets of steam, and for many centuries nothing came of it.",
+    "The history of the steam engine begins long before the railways. In the first century, Hero of Alexandria wrote "
+    "of a small device that turned by jets of steam, and for many centuries nothing came of it.",
     "<|im_start|>user\nWrite a short haiku about Python programming.<|im_end|>\n<|im_start|>assistant\n",
     "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n",
     "In 1969 the first message was sent from one computer to another over a network of four machines.",

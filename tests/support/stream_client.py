@@ -7,7 +7,6 @@ It knows nothing of Headrace's code, only its public rules: an SSE event carries
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import time
