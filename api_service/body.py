@@ -6,6 +6,8 @@ bodies are parsed in a thread so that the event loop goes on.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from typing import Any, TypeVar
 
@@ -22,6 +24,7 @@ MAX_DEPTH = 64
 INLINE_BYTES = 32 * 1024
 """Bodies up to this size are parsed on the event loop: a thread would cost more."""
 
+_PATH_LENGTH = 200
 _JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNORECASE)
 BodyT = TypeVar("BodyT", bound=Body)
 
@@ -42,12 +45,42 @@ def parse_json(data: bytes, model: type[BodyT]) -> BodyT:
     except RecursionError:
         raise _too_deep() from None
     except msgspec.DecodeError:
-        raise InvalidRequest("The body is not valid JSON in UTF-8.") from None
+        raise _not_json(data) from None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.")
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _check_depth(body)
     return parse(model, body)
+
+
+def _not_json(data: bytes) -> InvalidRequest:
+    """Names the number when NaN, an infinity or 1e999 is all that is wrong: Python's own encoder writes those."""
+    try:
+        body = json.loads(data.decode())
+    except RecursionError:
+        return _too_deep()
+    except ValueError:
+        body = None
+    path = _non_finite(body)
+    if path is None:
+        return InvalidRequest("The body is not valid JSON in UTF-8.")
+    return InvalidRequest(f"Invalid value for '{path}': must be a finite number.", param=path)
+
+
+def _non_finite(body: Any) -> str | None:
+    """Path of a number that JSON does not have, without recursion."""
+    level = [("", body)]
+    while level:
+        below: list[tuple[str, Any]] = []
+        for path, value in level:
+            if isinstance(value, float) and not math.isfinite(value):
+                return path[:_PATH_LENGTH]
+            if isinstance(value, dict):
+                below += [(f"{path}.{key}" if path else key, item) for key, item in value.items()]
+            elif isinstance(value, list):
+                below += [(f"{path}[{i}]", item) for i, item in enumerate(value) if not isinstance(item, str | int)]
+        level = below
+    return None
 
 
 def _check_depth(body: Any) -> None:

@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     shards: int = Field(default=1, ge=1, le=64)
     max_streams: int = Field(default=1024, ge=1)
     """Requests this pod carries at once, streamed or not."""
+    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    """Seed of requests that bring none; None draws one for each."""
     root_path: str = ""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -68,7 +68,6 @@ class WorkerSettings(BaseSettings):
     block_size: int = Field(default=16, ge=1, le=1024)
     kv_cache_memory: ByteSize = Field(default=1 << 30, ge=1 << 16)
     """Bytes; the suffixes K, M, G, T are powers of 1024."""
-    seed: int = Field(default=0, ge=0, lt=1 << 64)
     lease_ms: int = Field(default=10_000, ge=200, le=3_600_000)
     """How long a silent worker keeps its requests before others may take them."""
     step_limit_ms: int = Field(default=60_000, ge=100, le=3_600_000)

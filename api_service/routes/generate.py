@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -76,8 +77,11 @@ async def generate(
         deadline_s = _deadline(request, body)
         model = await services.registry.served(body.model)
         prepared = await services.in_thread(prepare, body, model)
+        seed = services.settings.seed
+        sampling = prepared.sampling
         queued = msgspec.structs.replace(
             prepared,
+            sampling=sampling if body.seed is not None or seed is None else replace(sampling, seed=seed),
             rid=new_rid(_shard(services, retry)),
             tenant=tenant,
             created=int(time.time()),

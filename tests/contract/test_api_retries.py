@@ -129,3 +129,16 @@ async def test_a_passed_deadline_drops_a_request_before_it_starts(redis_url: str
         async with ScriptedWorker(redis_url, words, consumer="late") as worker:
             assert (await pod.post(CHAT, chat_body(), **{"X-Request-Timeout": "30"})).status_code == 200
             assert len(worker.requests) == 1
+
+
+async def test_requests_without_a_seed_get_the_pods_or_one_of_their_own(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url, words) as worker:
+        async with running_pod(redis_url, seed=7) as pod:
+            await pod.chat()
+            await pod.chat(seed=8)
+        async with running_pod(redis_url) as pod:
+            await pod.chat()
+            await pod.chat()
+    seeds = [request.sampling.seed for request in worker.requests]
+    assert seeds[:2] == [7, 8]
+    assert len(set(seeds)) == 4

@@ -53,7 +53,14 @@ def test_err_03_duplicate_keys_last_wins() -> None:
 def test_smp_01_non_finite_numbers(number: bytes, field: str) -> None:
     error = refused(GOOD % b',"%b":%b' % (field.encode(), number))
     assert "NaN" not in error.message
-    assert refused(GOOD % b',"logit_bias":{"1":%b}' % number)
+    assert error.param == field
+    assert (refused(GOOD % b',"logit_bias":{"1":%b}' % number).param or "").startswith("logit_bias")
+
+
+def test_smp_01_the_path_of_a_number_deep_inside() -> None:
+    assert refused(GOOD % b',"metadata":{"a":[1,{"b":-Infinity}]},"n":0').param == "metadata.a[1].b"
+    assert refused(b'{"a":NaN').param is None
+    assert "deeply" in refused(b'{"a":NaN,"b":' + b"[" * 100_000 + b"]" * 100_000 + b"}").message
 
 
 @pytest.mark.parametrize("depth", [100, 3000, 100_000])
