@@ -1,7 +1,8 @@
 """Micro-benchmark of the native CPU kernels against torch, interleaved in one process.
 
 SmolLM2-135M's shapes with random weights, all layers different, so weights come from memory as in serving. Every
-figure is the minimum of many rounds in milliseconds; on a machine with other work, trust the ratios.
+figure is the minimum of many rounds in milliseconds; on a machine with other work, trust the ratios, or run with
+--threads 1, which counts CPU time and so leaves out what other processes took.
 
     python -m benchmarks.cpu_kernels [--threads 2] [--rounds 30] [--only linear|attention|step] [--levels amx,avx512]
 """
@@ -37,11 +38,12 @@ Runs = dict[str, Callable[[], object]]
 def fastest(runs: Runs, rounds: int) -> dict[str, float]:
     """Milliseconds of each, alternating, minimum over rounds."""
     best = dict.fromkeys(runs, float("inf"))
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(rounds):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
+            best[name] = min(best[name], (clock() - start) * 1e3)
     return best
 
 

@@ -89,6 +89,7 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   std::stable_sort(ws.attention.begin(), ws.attention.end(), [](const AttentionTask& a, const AttentionTask& b) {
     return int64_t(a.num_tokens) * (a.last_key - a.first_key) > int64_t(b.num_tokens) * (b.last_key - b.first_key);
   });
+  ws.zeros.get<float>(round_up(step.head_dim, 2 * VL));
   ws.partials.get<float>(ws.num_partials * group * partial_stride(step));
   ws.planned_step = step.serial;
   ws.planned_group = group;

@@ -42,7 +42,7 @@ template <class T>
 void merge_partials(Workspace& ws, const AttentionCall& call, const MergeTask& task);
 
 // Query rows (tokens times heads) of a prefill task: enough to make packing its keys cheap, few enough for the cache.
-constexpr int64_t PREFILL_ROWS = 96;
+constexpr int64_t PREFILL_ROWS = HAS_AMX ? 192 : 96;
 // Keys of a decode task; longer rows are split and merged.
 constexpr int64_t DECODE_KEYS = 256;
 constexpr int64_t KEY_BLOCK = 64;
@@ -50,10 +50,32 @@ constexpr int64_t KEY_BLOCK = 64;
 // A partial result: per query head maximum, sum, and unnormalized values padded to whole vectors.
 inline int64_t partial_stride(const HrStep& step) { return 2 + round_up(step.head_dim, VL); }
 
-// Element offset of a position's key (or value) for one KV head.
-inline int64_t slot_offset(const HrStep& step, const int32_t* table, int64_t position, int64_t kv_head) {
-  const int64_t slot = int64_t(table[position / step.block_size]) * step.block_size + position % step.block_size;
-  return (slot * step.num_kv_heads + kv_head) * step.head_dim;
-}
+// Walks a row's positions through its block table; one division at the start, none a key.
+class Slots {
+ public:
+  Slots(const HrStep& step, int64_t row, int64_t position, int64_t kv_head)
+      : block_(step.block_tables + row * step.table_width + position / step.block_size),
+        in_block_(position % step.block_size),
+        block_size_(step.block_size),
+        stride_(step.num_kv_heads * step.head_dim),
+        head_(kv_head * step.head_dim) {}
+
+  // Element offset of the next position's key (or value).
+  int64_t next() {
+    const int64_t offset = (*block_ * block_size_ + in_block_) * stride_ + head_;
+    if (++in_block_ == block_size_) {
+      in_block_ = 0;
+      ++block_;
+    }
+    return offset;
+  }
+
+ private:
+  const int32_t* block_;
+  int64_t in_block_;
+  const int64_t block_size_;
+  const int64_t stride_;
+  const int64_t head_;
+};
 
 }  // namespace headrace

@@ -26,22 +26,32 @@ struct DecodeJob {
   float rescale[MAX_HEADS];
 };
 
+// FULL: the head dimension is a multiple of two vectors, so that no load needs a length.
+template <bool FULL, class T>
+inline vf load_dim(const T* p, int64_t left) {
+  if constexpr (FULL) {
+    return load(p);
+  } else {
+    return load_upto(p, left);
+  }
+}
+
 // Dot products of VL keys from `at` with HEADS queries.
-template <class T, int HEADS>
+template <class T, int HEADS, bool FULL>
 void dot_keys(DecodeJob<T>& job, int64_t at, int64_t padded) {
   vf sums[HEADS][VL];
   for (int j = 0; j < VL; ++j) {
     vf acc[HEADS] = {};
     if (at + j < job.count) {
       const T* key = job.keys[at + j];
-      if (HAS_BF16_DOT && sizeof(T) == 2 && job.dim % (2 * VL) == 0) {
+      if constexpr (HAS_BF16_DOT && sizeof(T) == 2 && FULL) {
         for (int64_t d = 0; d < job.dim; d += 2 * VL) {
           const vu k = load_as<vu>(key + d);
           for (int h = 0; h < HEADS; ++h) acc[h] = dot2(acc[h], load_as<vu>(job.query + h * job.dim + d), k);
         }
       } else {
         for (int64_t d = 0; d < job.dim; d += VL) {
-          const vf k = load_upto(key + d, job.dim - d);
+          const vf k = load_dim<FULL>(key + d, job.dim - d);
           for (int h = 0; h < HEADS; ++h) acc[h] += load(job.wide_query + h * padded + d) * k;
         }
       }
@@ -77,7 +87,7 @@ void soften(DecodeJob<T>& job, int heads, float scale) {
   }
 }
 
-template <class T, int HEADS, int VECTORS>
+template <class T, int HEADS, int VECTORS, bool FULL>
 void add_values(DecodeJob<T>& job, int64_t d, int64_t padded) {
   vf acc[HEADS][VECTORS];
   for (int h = 0; h < HEADS; ++h) {
@@ -85,7 +95,7 @@ void add_values(DecodeJob<T>& job, int64_t d, int64_t padded) {
   }
   for (int64_t j = 0; j < job.count; ++j) {
     vf value[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) value[v] = load_upto(job.values[j] + d + v * VL, job.dim - d - v * VL);
+    for (int v = 0; v < VECTORS; ++v) value[v] = load_dim<FULL>(job.values[j] + d + v * VL, job.dim - d - v * VL);
     for (int h = 0; h < HEADS; ++h) {
       const float weight = job.scores[h][j];
       for (int v = 0; v < VECTORS; ++v) acc[h][v] += value[v] * weight;
@@ -96,12 +106,11 @@ void add_values(DecodeJob<T>& job, int64_t d, int64_t padded) {
   }
 }
 
-template <class T, int HEADS>
+template <class T, int HEADS, bool FULL>
 void decode_heads(const AttentionCall& call, const AttentionTask& task, const T* query, float* scratch,
                   DecodeJob<T>& job) {
   const HrStep& step = call.step;
   const int64_t dim = step.head_dim, padded = round_up(dim, VL);
-  const int32_t* table = step.block_tables + task.row * step.table_width;
   const float scale = 1.0f / std::sqrt(float(dim));
   job.query = query;
   job.dim = dim;
@@ -113,21 +122,30 @@ void decode_heads(const AttentionCall& call, const AttentionTask& task, const T*
     job.top[h] = -std::numeric_limits<float>::infinity();
     job.total[h] = 0.0f;
   }
+  Slots slots(step, task.row, task.first_key, task.kv_head);
   for (int64_t first = task.first_key; first < task.last_key; first += KEY_BLOCK) {
     job.count = task.last_key - first < KEY_BLOCK ? task.last_key - first : KEY_BLOCK;
     for (int64_t j = 0; j < job.count; ++j) {
-      const int64_t offset = slot_offset(step, table, first + j, task.kv_head);
+      const int64_t offset = slots.next();
       job.keys[j] = (const T*)step.keys[call.layer] + offset;
       job.values[j] = (const T*)step.values[call.layer] + offset;
       __builtin_prefetch(job.keys[j]);
       __builtin_prefetch(job.values[j]);
     }
-    for (int64_t j = 0; j < job.count; j += VL) dot_keys<T, HEADS>(job, j, padded);
+    for (int64_t j = 0; j < job.count; j += VL) dot_keys<T, HEADS, FULL>(job, j, padded);
     soften(job, HEADS, scale);
     int64_t d = 0;
-    for (; d + MAX_VECTORS * VL <= padded; d += MAX_VECTORS * VL) add_values<T, HEADS, MAX_VECTORS>(job, d, padded);
-    for (; d < padded; d += VL) add_values<T, HEADS, 1>(job, d, padded);
+    for (; d + MAX_VECTORS * VL <= padded; d += MAX_VECTORS * VL) add_values<T, HEADS, MAX_VECTORS, FULL>(job, d, padded);
+    for (; d < padded; d += VL) add_values<T, HEADS, 1, FULL>(job, d, padded);
   }
+}
+
+template <class T, bool FULL>
+auto pick_heads(int heads) {
+  return heads == 1   ? decode_heads<T, 1, FULL>
+         : heads == 2 ? decode_heads<T, 2, FULL>
+         : heads == 3 ? decode_heads<T, 3, FULL>
+                      : decode_heads<T, 4, FULL>;
 }
 
 template <class T>
@@ -148,10 +166,7 @@ void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const Att
   DecodeJob<T> job;
   for (int64_t head = 0; head < group; head += MAX_HEADS) {
     const int heads = int(group - head < MAX_HEADS ? group - head : MAX_HEADS);
-    const auto run = heads == 1   ? decode_heads<T, 1>
-                     : heads == 2 ? decode_heads<T, 2>
-                     : heads == 3 ? decode_heads<T, 3>
-                                  : decode_heads<T, 4>;
+    const auto run = dim % (2 * VL) == 0 ? pick_heads<T, true>(heads) : pick_heads<T, false>(heads);
     run(call, task, query + head * dim, scratch, job);
     for (int h = 0; h < heads; ++h) {
       if (task.partial < 0) {

@@ -37,10 +37,10 @@ inline vu load_pairs(const bf16* p, int64_t n) {
 
 template <class T>
 inline vf load_from(const T* row, int64_t at, int64_t dim) {
-  return row && at < dim ? load_upto(row + at, dim - at) : vf{};
+  return at < dim ? load_upto(row + at, dim - at) : vf{};
 }
 
-// VL keys -> their lanes of a panel's steps. Null rows read as zero.
+// VL keys -> their lanes of a panel's steps.
 template <class T>
 void pack_keys(const T* const* rows, int64_t dim, int64_t depth, float* panel) {
   for (int64_t d = 0; d < depth; d += VL) {
@@ -53,27 +53,41 @@ void pack_keys(const T* const* rows, int64_t dim, int64_t depth, float* panel) {
 inline void pack_keys(const bf16* const* rows, int64_t dim, int64_t depth, bf16* panel) {
   for (int64_t d = 0; d < depth; d += 2 * VL) {
     vu block[VL];
-    for (int j = 0; j < VL; ++j) block[j] = rows[j] ? load_pairs(rows[j] + d, dim - d) : vu{};
+    for (int j = 0; j < VL; ++j) block[j] = load_pairs(rows[j] + d, dim - d);
     transpose(block);
     for (int i = 0; i < VL; ++i) store_as(panel + (d + 2 * i) * PANEL, block[i]);
   }
 }
 
-// All keys of a block, features [at, at + 16) -> one panel.
+// All keys of a block, 64 bytes of features from `at` -> one panel of float32, or two of bf16.
 template <class T>
 void pack_values(const T* const* rows, int64_t dim, int64_t at, float* panel) {
   for (int64_t j = 0; j < KEY_BLOCK; ++j) {
     for (int v = 0; v < PANEL; v += VL) store(panel + j * PANEL + v, load_from(rows[j], at + v, dim));
   }
 }
+#if defined(__AVX512BF16__)
+typedef uint16_t Halves __attribute__((vector_size(64)));
+
+template <int... I>
+inline Halves interleave_low(Halves a, Halves b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I % 2 * 32 + I / 2)...);
+}
+template <int... I>
+inline Halves interleave_high(Halves a, Halves b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I % 2 * 32 + I / 2 + 16)...);
+}
+
+// A panel pairs the values of two consecutive keys.
 inline void pack_values(const bf16* const* rows, int64_t dim, int64_t at, bf16* panel) {
+  const auto lanes = std::make_integer_sequence<int, 32>{};
   for (int64_t j = 0; j < KEY_BLOCK; j += 2) {
-    for (int v = 0; v < PANEL; v += VL) {
-      const vu even = (vu)load_from(rows[j], at + v, dim) >> 16, odd = (vu)load_from(rows[j + 1], at + v, dim);
-      store_as(panel + (j * PANEL + v * 2), even | odd);
-    }
+    const auto even = (Halves)load_pairs(rows[j] + at, dim - at), odd = (Halves)load_pairs(rows[j + 1] + at, dim - at);
+    store_as(panel + j * PANEL, interleave_low(even, odd, lanes));
+    store_as(panel + (KEY_BLOCK + j) * PANEL, interleave_high(even, odd, lanes));
   }
 }
+#endif
 
 template <class E>
 struct Tile {
@@ -90,7 +104,7 @@ struct Tile {
 
 template <class E>
 Tile<E> make_tile(Buffer& scratch, int64_t rows, int64_t dim) {
-  Tile<E> t = {rows, dim, round_up(dim, 32), round_up(dim, PANEL)};
+  Tile<E> t = {rows, dim, round_up(dim, 32), round_up(dim, 32)};
   const int64_t padded = round_up(rows, TILE_ROWS);
   const int64_t elements = padded * t.depth + KEY_BLOCK * t.depth + KEY_BLOCK * t.width + padded * KEY_BLOCK;
   const int64_t floats = padded * (KEY_BLOCK + t.width + 2);
@@ -118,8 +132,21 @@ void load_query(const Tile<E>& t, int64_t row, const T* query) {
   for (int64_t d = 0; d < t.depth; d += VL) store(to + d, load_from(query, d, t.dim));
 }
 
-inline vf weigh(vf x, float*) { return vexp(x); }
-inline vf weigh(vf x, bf16*) { return vexp_coarse(x); }
+// Softmax to the base that is cheaper: e where results stay float32, 2 where they are rounded to bf16 anyway.
+template <class E>
+struct Softmax;
+template <>
+struct Softmax<float> {
+  static constexpr float UNIT = 1.0f;
+  static vf power(vf x) { return vexp(x); }
+  static float power(float x) { return std::exp(x); }
+};
+template <>
+struct Softmax<bf16> {
+  static constexpr float UNIT = LOG2_E;
+  static vf power(vf x) { return vexp2_coarse(vmax(x, splat(-125.0f))); }
+  static float power(float x) { return std::exp2(x); }
+};
 
 // Scores of one row, of which the first `visible` may be seen -> weights; rescales what was accumulated before.
 template <class E>
@@ -144,12 +171,12 @@ void soften_row(const Tile<E>& t, int64_t r, int64_t visible, float scale) {
   const float highest = max_lanes(top), before = t.top[r];
   vf sum = {};
   for (int i = 0; i < KEY_BLOCK / VL; ++i) {
-    const vf weight = weigh(part[i] - highest, weights);
+    const vf weight = Softmax<E>::power(part[i] - highest);
     store(weights + i * VL, weight);
     sum += weight;
   }
   if (highest > before) {
-    const float rescale = std::exp(before - highest);
+    const float rescale = Softmax<E>::power(before - highest);
     t.total[r] *= rescale;
     float* acc = t.acc + r * t.width;
     for (int64_t d = 0; d < t.width; d += VL) store(acc + d, load(acc + d) * rescale);
@@ -163,7 +190,7 @@ void pack_block(const Tile<E>& t, const T* const* keys, const T* const* values) 
   for (int64_t j = 0; j < KEY_BLOCK; j += VL) {
     pack_keys(keys + j, t.dim, t.depth, t.keys + j / PANEL * PANEL * t.depth + j % PANEL * (4 / sizeof(E)));
   }
-  for (int64_t d = 0; d < t.width; d += PANEL) pack_values(values, t.dim, d, t.values + d * KEY_BLOCK);
+  for (int64_t d = 0; d < t.width; d += 64 / sizeof(E)) pack_values(values, t.dim, d, t.values + d * KEY_BLOCK);
 }
 
 template <class E>
@@ -207,17 +234,23 @@ void attend_prefill(Workspace& ws, int rank, const AttentionCall& call, const At
   const int64_t group = call.group(), dim = step.head_dim, first_head = task.kv_head * group;
   const int64_t token = step.query_start[task.row] + task.first_token;
   const int64_t first_position = task.last_key - task.num_tokens;
-  const int32_t* table = step.block_tables + task.row * step.table_width;
-  const float scale = 1.0f / std::sqrt(float(dim));
+  const float scale = Softmax<E>::UNIT / std::sqrt(float(dim));
   const Tile<E> t = make_tile<E>(ws.thread_scratch[rank], task.num_tokens * group, dim);
   // Row r of the tile: token r / group, query head r % group.
   for (int64_t r = 0; r < t.rows; ++r) {
     load_query(t, r, (const T*)call.query + (token + r / group) * call.query_ld + (first_head + r % group) * dim);
   }
+  // Stands in for keys past the end: their slots may hold anything.
+  T* zeros = ws.zeros.get<T>(0);
+  Slots slots(step, task.row, 0, task.kv_head);
   for (int64_t first = 0; first < task.last_key; first += KEY_BLOCK) {
-    const T *keys[KEY_BLOCK] = {}, *values[KEY_BLOCK] = {};
-    for (int64_t j = 0; j < KEY_BLOCK && first + j < task.last_key; ++j) {
-      const int64_t offset = slot_offset(step, table, first + j, task.kv_head);
+    const T *keys[KEY_BLOCK], *values[KEY_BLOCK];
+    for (int64_t j = 0; j < KEY_BLOCK; ++j) {
+      if (first + j >= task.last_key) {
+        keys[j] = values[j] = zeros;
+        continue;
+      }
+      const int64_t offset = slots.next();
       keys[j] = (const T*)step.keys[call.layer] + offset;
       values[j] = (const T*)step.values[call.layer] + offset;
     }

@@ -246,13 +246,15 @@ inline vf scale_by_power(vf fraction, vf whole) {
 #endif
 }
 
+constexpr float LOG2_E = 1.44269504088896341f;
+
 // e^x within 2 ulp for x in [-87, 88]; below it is 0 (or a denormal), above it saturates. Cephes' expf polynomial.
 inline vf vexp(vf x) {
   const vf low = splat(-87.3f);
   vi tiny = x < low;
   x = vmax(x, low);
   x = -vmax(-x, splat(-88.0f));
-  vf n = round_even(x * 1.44269504088896341f);
+  vf n = round_even(x * LOG2_E);
   vf r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
   vf p = splat(1.9875691500e-4f);
@@ -274,17 +276,18 @@ inline vf reciprocal_coarse(vf x) {
 #endif
 }
 
-// e^x for x <= 88 within 1e-4: enough where the result is rounded to bf16 (8 bits of mantissa).
-inline vf vexp_coarse(vf x) {
-  x = -vmax(-x * 1.44269504088896341f, splat(-127.0f));
-  x = vmax(x, splat(-126.0f));
-  vf n = round_even(x);
-  vf r = x - n;
+// 2^x within 1e-4, for x >= -125 (and below 128 but on AVX-512): enough where the result is rounded to bf16, which has 8
+// bits of mantissa.
+inline vf vexp2_coarse(vf x) {
+  const vf n = round_even(x), r = x - n;
   vf p = splat(0.05517167f);
   p = p * r + 0.24261113f;
   p = p * r + 0.69326099f;
-  p = p * r + 1.0f;
+  p = p * r + 0.99992807f;
   return scale_by_power(p, n);
 }
+
+// e^x for |x| < 88 within 1e-4, saturating beyond.
+inline vf vexp_coarse(vf x) { return vexp2_coarse(vmax(-vmax(x * -LOG2_E, splat(-127.0f)), splat(-125.0f))); }
 
 }  // namespace headrace

@@ -83,6 +83,7 @@ struct Workspace {
   Buffer staging;            // middle before it is quantized
   Buffer projected;          // qkv; gate and up where they cannot be fused
   Buffer partials;
+  Buffer zeros;  // a key or value of zeros; never written
   std::vector<Buffer> thread_scratch;
   std::vector<AttentionTask> attention;
   std::vector<MergeTask> merges;
