@@ -108,6 +108,7 @@ class EngineLoop:
                 self._step_started = time.monotonic()
                 self._faults.before_step()
                 events = self._engine.step()
+                self._faults.after_step()
                 self.steps += 1
                 self._step_started = None
                 if events:

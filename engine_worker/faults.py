@@ -29,16 +29,19 @@ class Faults:
             self._numbers[kind] = int(number)
 
     def on_add(self, prompt_token_ids: Sequence[int]) -> None:
-        """A prompt goes to the engine; the next step may run it."""
+        """A prompt goes to the engine; the step under way or the next one runs it."""
         for kind in ("exit-on-token", "hang-on-token"):
             if self._numbers.get(kind) in prompt_token_ids:
                 self._armed = kind
 
     def before_step(self) -> None:
         """Called by the engine thread before each step."""
+        if delay := self._numbers.get("step-delay-ms"):
+            time.sleep(delay / 1000)
+
+    def after_step(self) -> None:
+        """Called before the step's events are handed over: what kills or hangs its step never says a token."""
         if self._armed == "exit-on-token":
             os._exit(FAULT_EXIT_CODE)  # no hand-back: this plays a crash
         if self._armed == "hang-on-token":
             threading.Event().wait()
-        if delay := self._numbers.get("step-delay-ms"):
-            time.sleep(delay / 1000)
