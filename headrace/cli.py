@@ -160,8 +160,13 @@ def status_command(
     worker_on: Annotated[
         str | None, typer.Option(metavar="HOST", help="Only say (exit code) whether a ready worker runs on HOST.")
     ] = None,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only show where this request stands in its queue.")
+    ] = None,
 ) -> None:
-    """Show workers, models, queues and cache use."""
+    """Show workers, models, queues, expected waits and cache use."""
+    if request is not None:
+        raise typer.Exit(_look_into(settings, lambda redis: status.show_request(redis, request)))
     raise typer.Exit(_look_into(settings, lambda redis: status.run(redis, _shards(settings), json, worker_on)))
 
 

@@ -1,11 +1,14 @@
-"""`headrace status`: what runs and what waits, read from Redis.
+"""`headrace status`: what runs, what waits and for how long, read from Redis.
 
-In: a Redis client. Out: tables or JSON of workers, models and queues. Reads only; asks no pod and no worker.
+In: a Redis client, perhaps the id of a request. Out: tables or JSON of workers, models and queues, or where that
+request stands. Reads only; asks no pod and no worker.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import msgspec.structs
@@ -13,18 +16,19 @@ from redis.asyncio import Redis
 from rich.console import Console
 
 from headrace.tables import console, table
+from shared.keys import is_rid
 from shared.messages import ModelCard, WorkerCard
-from shared.queue import RequestQueue
+from shared.queue import Depth, RequestQueue
 from shared.registry import list_models, list_workers
 
-__all__ = ["Status", "collect", "run", "show", "worker_ready_on"]
+__all__ = ["Status", "collect", "run", "show", "show_request", "worker_ready_on"]
 
 STUCK_MS = 60_000
 """A worker with requests whose last step is older than this is not healthy."""
 
 
 class Status(TypedDict):
-    """What `--json` prints. Durations in ms or s as named, sizes in blocks and tokens."""
+    """What `--json` prints. Durations in ms or s as named, sizes in blocks and tokens, null = not known yet."""
 
     workers: list[dict[str, Any]]
     models: list[dict[str, Any]]
@@ -45,6 +49,7 @@ async def collect(redis: Redis, shards: int) -> Status:
                 "waiting": sum(depth.waiting for depth in depths),
                 "running": sum(depth.running for depth in depths),
                 "waiting_tokens": sum(depth.waiting_tokens for depth in depths),
+                "expected_wait_s": _longest_wait(depths),
             }
         )
     return Status(
@@ -52,6 +57,16 @@ async def collect(redis: Redis, shards: int) -> Status:
         models=[_model(cards[name], workers) for name in sorted(cards)],
         queues=queues,
     )
+
+
+def _longest_wait(depths: Sequence[Depth]) -> float | None:
+    """Seconds in the shard that is behind most: a new request may land there. None = not measured in one of them."""
+    waits = [depth.expected_wait_s for depth in depths]
+    return None if None in waits else max((wait for wait in waits if wait is not None), default=0.0)
+
+
+def _seconds(wait: float | None) -> str:
+    return "not known yet" if wait is None else f"{wait:.0f} s"
 
 
 def _model(card: ModelCard, workers: list[WorkerCard]) -> dict[str, Any]:
@@ -84,11 +99,12 @@ def show(status: Status, out: Console) -> None:
     waiting = {queue["model"]: queue for queue in status["queues"]}
     models = [
         [m["name"], m["dtype"], m["max_model_len"], m["workers_ready"], waiting[m["name"]]["running"],
-         waiting[m["name"]]["waiting"], waiting[m["name"]]["waiting_tokens"]]
+         waiting[m["name"]]["waiting"], waiting[m["name"]]["waiting_tokens"],
+         _seconds(waiting[m["name"]]["expected_wait_s"])]
         for m in status["models"]
     ]  # fmt: skip
     if models:
-        columns = ["model", "dtype", "window", "workers", "running", "waiting", "tokens waiting"]
+        columns = ["model", "dtype", "window", "workers", "running", "waiting", "tokens waiting", "expected wait"]
         out.print()
         out.print(table(columns, models, title="Models"))
 
@@ -112,4 +128,25 @@ async def run(redis: Redis, shards: int, as_json: bool, worker_on: str | None) -
         print(json.dumps(status, indent=2))
     else:
         show(status, console())
+    return 0
+
+
+async def show_request(redis: Redis, given: str) -> int:
+    """Prints where a request stands: its place in the queue and the wait to expect. Returns the exit code.
+
+    `given`: its id, as a client sees it (chatcmpl-…, cmpl-…) or as `headrace dead` shows it.
+    """
+    rid = given.rpartition("-")[2]
+    queue = RequestQueue(redis)
+    state = await queue.state(rid) if is_rid(rid) else None
+    if state is None:
+        print(f"headrace: no request {given} is known (it may have ended and been forgotten)", file=sys.stderr)
+        return 1
+    place = await queue.position(rid) if state.state == "open" else None
+    if place is None:
+        print(f"{rid} has ended")
+    elif place.ahead == 0 and place.expected_wait_s == 0:
+        print(f"{rid} runs; {state.next} records so far")
+    else:
+        print(f"{rid} waits; {place.ahead} ahead of it, expected wait {_seconds(place.expected_wait_s)}")
     return 0

@@ -53,6 +53,8 @@ class Depth:
     running: int
     waiting_tokens: int
     """Prompt tokens of the waiting requests."""
+    expected_wait_s: float | None = None
+    """Of a request queued now, at the measured drain rate; None = nothing measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,8 @@ class RequestQueue:
     async def depth(self, model: str, shard: int = 0) -> Depth:
         """Waiting and running requests of a model in one shard, all classes together."""
         names = [key(shard, model, klass) for klass in keys.CLASSES for key in (keys.queue_key, keys.load_key)]
-        return Depth(*await scripts.DEPTH(self._redis, names, []))
+        *counts, wait_ms = await scripts.DEPTH(self._redis, names, [])
+        return Depth(*counts, expected_wait_s=wait_ms / 1000 if wait_ms >= 0 else None)
 
     async def position(self, rid: str) -> Position | None:
         """None = unknown or ended; ahead 0 and 0.0 s = running."""

@@ -67,7 +67,7 @@ async def test_json_holds_workers_models_and_the_queues_of_all_shards(
     assert found["models"] == [
         {"name": "m", "architecture": "", "dtype": "bfloat16", "max_model_len": 2048, "workers_ready": 1}
     ]
-    assert found["queues"] == [{"model": "m", "waiting": 3, "running": 0, "waiting_tokens": 9}]
+    assert found["queues"] == [{"model": "m", "waiting": 3, "running": 0, "waiting_tokens": 9, "expected_wait_s": None}]
 
 
 async def test_the_tables_show_use_and_depth(redis: Redis) -> None:
@@ -75,7 +75,7 @@ async def test_the_tables_show_use_and_depth(redis: Redis) -> None:
     await queue_one(redis, 0)
     rows = [line.split() for line in shown(await status.collect(redis, 1)).splitlines()]
     assert ["w1", "ready", "m", "2/8", "25", "%", "12.3"] in rows
-    assert ["m", "bfloat16", "2048", "1", "0", "1", "3"] in rows
+    assert ["m", "bfloat16", "2048", "1", "0", "1", "3", "not", "known", "yet"] in rows
 
 
 async def test_an_empty_service_says_what_is_missing(redis: Redis) -> None:
@@ -97,3 +97,24 @@ async def test_an_empty_service_says_what_is_missing(redis: Redis) -> None:
 async def test_a_container_is_healthy_while_its_worker_is(redis: Redis, card: WorkerCard | None, healthy: bool) -> None:
     await publish(redis, *([card] if card else []))
     assert await status.run(redis, 1, False, "here") == (0 if healthy else 1)
+
+
+async def test_a_request_is_shown_with_its_place_and_the_wait(redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:
+    await publish(redis, worker())
+    queue, rids = RequestQueue(redis), [new_rid(0) for _ in range(3)]
+    for rid in rids:
+        request = GenerateRequest(rid, "m", ((1, 2, 3),), SamplingParams(), StopConditions(max_tokens=1))
+        await queue.submit(request, max_waiting=10, max_waiting_tokens=1000)
+    assert await status.show_request(redis, f"chatcmpl-{rids[2]}") == 0
+    assert capsys.readouterr().out == f"{rids[2]} waits; 2 ahead of it, expected wait not known yet\n"
+
+    await queue.cancel(rids[0])  # the first one that ends: now there is a rate
+    assert await status.show_request(redis, rids[2]) == 0
+    assert f"{rids[2]} waits; 1 ahead of it, expected wait 2 s" in capsys.readouterr().out
+    [waiting] = (await status.collect(redis, 1))["queues"]
+    assert waiting["expected_wait_s"] == pytest.approx(3, abs=0.5), "two and the new one at one a second"
+
+    assert await status.show_request(redis, rids[0]) == 0
+    assert capsys.readouterr().out == f"{rids[0]} has ended\n"
+    assert await status.show_request(redis, new_rid(0)) == 1
+    assert await status.show_request(redis, "nonsense") == 1
