@@ -181,8 +181,8 @@ class RequestQueue:
     async def depth(self, model: str, shard: int = 0) -> Depth:
         """Waiting and running requests of a model in one shard, all classes together."""
         names = [key(shard, model, klass) for klass in keys.CLASSES for key in (keys.queue_key, keys.load_key)]
-        *counts, wait_ms = await scripts.DEPTH(self._redis, names, [])
-        return Depth(*counts, expected_wait_s=wait_ms / 1000 if wait_ms >= 0 else None)
+        waiting, running, tokens, wait_ms = await scripts.DEPTH(self._redis, names, [])
+        return Depth(waiting, running, tokens, wait_ms / 1000 if wait_ms >= 0 else None)
 
     async def position(self, rid: str) -> Position | None:
         """None = unknown or ended; ahead 0 and 0.0 s = running."""
