@@ -1,0 +1,162 @@
+"""Processes that are asked to end (SIGTERM): their work goes on elsewhere at once, or ends in time.
+
+Given leases of 20 s, when a worker or a pod is stopped while it streams, then no client waits for a lease, and when all
+of them are restarted one by one under load, then nothing fails and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.chaos_checks import Books, assert_exact, field_of
+from tests.support.chaos_load import Expected, Oracle, follow_all
+from tests.support.redis_server import RedisServer
+from tests.support.stack import Pod, Process, Stack
+from tests.support.stream_client import Outcome, follow
+from tests.support.wait import eventually
+
+LEASE_S = 20.0
+WORKER_EXIT_S = 2.0
+PROCESS_END_S = 1.0
+"""For the interpreter's own end, on a busy machine; the drain itself has WORKER_EXIT_S."""
+DRAIN_S = 2.0
+UVICORN_S = 3.0
+"""For closing the server after the drain."""
+ENV = {
+    "HEADRACE_LEASE_MS": str(int(LEASE_S * 1000)),
+    "HEADRACE_FAULT": "step-delay-ms:40",
+    "HEADRACE_DTYPE": "float32",
+    "HEADRACE_MAX_TRIES": "1",  # one hand-back that costs a try would end a request
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stack(server: RedisServer, tiny: Path) -> Iterator[Stack]:
+    envs = {"worker_env": ENV, "pod_env": {"HEADRACE_DRAIN_TIMEOUT_S": str(DRAIN_S)}}
+    with Stack(server.url, tiny, pods=2, workers=2, **envs) as started:
+        yield started
+
+
+async def all_speak(outcomes: list[Outcome], events: int = 4) -> None:
+    await eventually(lambda: all(len(o.arrivals) >= events for o in outcomes), 30, what=f"{events} events everywhere")
+
+
+async def exit_time(process: Process, limit_s: float = 15.0) -> float:
+    """Sends SIGTERM; seconds until the process has ended with code 0."""
+    began = time.monotonic()
+    process.terminate()
+    assert await asyncio.to_thread(process.wait, limit_s) == 0
+    return time.monotonic() - began
+
+
+async def test_sh_01_sh_07_a_stopped_worker_leaves_within_two_seconds_and_its_streams_go_on(
+    server: RedisServer, stack: Stack, oracle: Oracle
+) -> None:
+    url, leaving = stack.pods[0].url, stack.workers[0]
+    expected = await oracle.expected(8, (100, 140))
+    books, outcomes = Books.open(server), [Outcome() for _ in expected]
+    running = asyncio.create_task(follow_all([url], expected, outcomes=outcomes))
+    await all_speak(outcomes)
+    taken = [o for o in outcomes if field_of(server, o.rid, "holder") == leaving.worker_id]
+    assert taken
+    assert await exit_time(leaving) < WORKER_EXIT_S + PROCESS_END_S
+    assert_exact(expected, await running)
+    assert [outcome.reconnects for outcome in outcomes] == [0] * len(outcomes)
+    assert max(outcome.longest_gap for outcome in outcomes) < 3
+    assert {field_of(server, o.rid, "epoch") for o in taken} == {"2"}
+    await books.settle(outcomes)
+    assert "Traceback" not in leaving.log()
+    leaving.restart()
+
+
+async def test_sh_03_sh_05_a_stopped_pod_finishes_what_fits_and_redirects_the_rest(
+    server: RedisServer, stack: Stack, oracle: Oracle
+) -> None:
+    leaving, other = stack.pods
+    long, short = await oracle.expected(6, (100, 110)), await oracle.expected(5, (8, 12))
+    expected, books = [*long, *short], Books.open(server)
+    outcomes = [Outcome() for _ in expected]
+    running = asyncio.create_task(_from(leaving, other, expected, outcomes))
+    await all_speak(outcomes[: len(long)])
+    took = await exit_time(leaving)
+    assert_exact(expected, await running)
+    assert took < DRAIN_S + UVICORN_S
+    assert [outcome.reconnects for outcome in outcomes] == [1] * len(long) + [0] * len(short)
+    assert max(outcome.longest_gap for outcome in outcomes) < 3
+    await books.settle(outcomes)
+    log = leaving.log()
+    assert "Traceback" not in log
+    assert "CancelledError" not in log
+    leaving.restart()
+
+
+async def _from(
+    leaving: Pod, other: Pod, expected: list[Expected], outcomes: list[Outcome]
+) -> list[Outcome | BaseException]:
+    """All begin at `leaving` and go on at `other`."""
+
+    async def one(number: int) -> Outcome:
+        outcome, load = outcomes[number], expected[number].load
+        return await follow(
+            lambda: [other.url if outcome.last_id else leaving.url],
+            load.path,
+            load.body,
+            outcome=outcome,
+            deadline_s=60,
+        )
+
+    return await asyncio.gather(*map(one, range(len(expected))), return_exceptions=True)
+
+
+async def test_an_idle_connection_does_not_keep_a_pod(stack: Stack) -> None:
+    pod = stack.pods[0]
+    async with httpx.AsyncClient(base_url=pod.url, timeout=10, trust_env=False, verify=False) as client:
+        for path in ("/health", "/v1/models"):
+            assert (await client.get(path)).status_code == 200
+        assert await exit_time(pod) < UVICORN_S
+        with pytest.raises(httpx.TransportError):
+            await client.get("/health")
+    pod.restart()
+
+
+async def test_sh_01_rd_21_everything_is_restarted_one_by_one_under_load(
+    server: RedisServer, stack: Stack, oracle: Oracle
+) -> None:
+    expected = await oracle.expected(24, (40, 110))
+    books, outcomes = Books.open(server), [Outcome() for _ in expected]
+    listening = {pod.url for pod in stack.pods}
+    calm = asyncio.Event()
+
+    async def client(number: int) -> Outcome:
+        """One after the other, so that there is load all the time; the last ones when all is over."""
+        await asyncio.wait([asyncio.create_task(calm.wait())], timeout=number * 0.5)
+        load = expected[number].load
+        return await follow(
+            lambda: sorted(listening), load.path, load.body, outcome=outcomes[number], seed=number, deadline_s=90
+        )
+
+    running = asyncio.gather(*map(client, range(len(expected))), return_exceptions=True)
+    for process in (stack.workers[0], stack.pods[0], stack.workers[1], stack.pods[1], stack.workers[0]):
+        if isinstance(process, Pod):
+            listening.discard(process.url)  # as a load balancer does when /ready says no
+        await exit_time(process)
+        await asyncio.to_thread(process.restart)
+        if isinstance(process, Pod):
+            listening.add(process.url)
+    calm.set()
+    assert_exact(expected, await running)
+    assert max(outcome.reconnects for outcome in outcomes) <= 1, "only those that a leaving pod sent elsewhere"
+    assert max(outcome.longest_gap for outcome in outcomes) < 5
+    assert len(await books.settle(outcomes)) == len(expected)
