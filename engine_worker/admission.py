@@ -18,7 +18,8 @@ def check_request(request: Request, *, vocab_size: int, max_request_tokens: int)
     """Raises InvalidRequest naming the parameter, ContextLengthExceeded when the request can never fit."""
     if not request.prompt_token_ids:
         raise InvalidRequest("The prompt has no tokens: at least one is needed.", param="prompt")
-    if request.max_tokens < 1:
+    measures = request.pooling or request.sampling.prompt_logprobs is not None
+    if request.max_tokens < (0 if measures else 1):
         raise InvalidRequest(f"max_tokens is {request.max_tokens}, allowed is 1 or more.", param="max_tokens")
     needed = len(request.prompt_token_ids) + request.max_tokens
     if needed > max_request_tokens:
@@ -46,6 +47,7 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
         "repetition_penalty": (params.repetition_penalty, 1e-3, 1e3),
         "min_tokens": (params.min_tokens, 0, math.inf),
         "logprobs": (params.logprobs or 0, 0, vocab_size),
+        "prompt_logprobs": (params.prompt_logprobs or 0, 0, vocab_size),
     }
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:  # also true of NaN

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from engine_worker.admission import check_request
 from engine_worker.cache.manager import CacheManager
 from engine_worker.config import EngineConfig
-from engine_worker.isolation import Outcome, RowFailure, run_isolated
+from engine_worker.isolation import Outcome, RowFailure, RowResult, run_isolated
 from engine_worker.models.base import LoadedModel
 from engine_worker.plan import BatchPlan, ScheduledRequest
+from engine_worker.prompt_results import embedding_of, take_measured
 from engine_worker.request import FinishReason, Request, TokenEvent
 from engine_worker.runner.runner import Runner
 from engine_worker.sampling.sampler import SampledToken, Sampler
@@ -159,11 +160,11 @@ class Engine:
 
     def _compute(self, rows: Sequence[ScheduledRequest]) -> list[Outcome]:
         """Runs the model and samples: one outcome per row."""
-        logits = self._runner.run(rows)
-        if logits is None:
-            return [None] * len(rows)
-        drawn = iter(self._sampler.sample(logits, [row for row in rows if row.samples]))
-        return [next(drawn) if row.samples else None for row in rows]
+        drawing = [row for row in rows if row.samples]
+        self._sampler.prepare(drawing, self._vocab_size)
+        output = self._runner.run(rows)
+        drawn = iter(self._sampler.sample(output.logits, drawing) if output.logits is not None else ())
+        return [RowResult(next(drawn) if row.samples else None, output.measured.get(i)) for i, row in enumerate(rows)]
 
     def _check_health(self, outcomes: Sequence[Outcome]) -> None:
         failures = [outcome.error for outcome in outcomes if isinstance(outcome, RowFailure)]
@@ -184,8 +185,12 @@ class Engine:
                 events.append(self._fail(request, "The engine failed while computing this request."))
                 continue
             self._scheduler.advance(request, row.num_new_tokens)
-            if outcome is not None:
-                events.append(self._apply_token(request, outcome))
+            if outcome.measured is not None:
+                events += take_measured(request, row, outcome.measured)
+            if outcome.sampled is not None:
+                events.append(self._apply_token(request, outcome.sampled))
+            elif request.max_tokens == 0 and request.num_computed_tokens == request.num_tokens:
+                events.append(self._finish(request, "length"))
         return events
 
     def _apply_token(self, request: Request, sampled: SampledToken) -> TokenEvent:
@@ -209,6 +214,7 @@ class Engine:
             finish_reason=reason,
             stop_token_id=request.output_token_ids[-1] if reason == "stop" and _stopped(request) else None,
             num_cached_tokens=request.num_cached_tokens,
+            embedding=embedding_of(request),
         )
 
     def _fail(self, request: Request, message: str) -> TokenEvent:
@@ -232,7 +238,8 @@ def _stopped(request: Request) -> bool:
 
 
 def _finish_reason(request: Request) -> FinishReason | None:
-    """Whether the tokens so far end the request: by a stop token, else by their number."""
+    """Whether the tokens so far end the request: by a stop token, else by their number (and nothing to measure)."""
     if _stopped(request):
         return "stop"
-    return "length" if len(request.output_token_ids) >= request.max_tokens else None
+    measuring = request.max_tokens == 0 and (request.pooling or request.num_measured < request.num_tokens)
+    return "length" if len(request.output_token_ids) >= request.max_tokens and not measuring else None

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine_worker.plan import ScheduledRequest
+from engine_worker.runner.measure import Measured
 from engine_worker.sampling.sampler import SampledToken
 
-__all__ = ["Compute", "Outcome", "RowFailure", "run_isolated"]
+__all__ = ["Compute", "Outcome", "RowFailure", "RowResult", "run_isolated"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +22,17 @@ class RowFailure:
     error: Exception
 
 
-Outcome = SampledToken | RowFailure | None
-"""None: the row was computed, but draws no token yet."""
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """This row was computed."""
+
+    sampled: SampledToken | None = None
+    """None: it draws no token yet."""
+    measured: Measured | None = None
+    """What it wanted to know of its prompt."""
+
+
+Outcome = RowResult | RowFailure
 
 Compute = Callable[[Sequence[ScheduledRequest]], list[Outcome]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.grammars.backend import TokenMatcher
 from shared.params import SamplingParams
 
 __all__ = ["BatchPlan", "ScheduledRequest"]
@@ -28,6 +29,12 @@ class ScheduledRequest:
     seed: int
     stop_token_ids: frozenset[int]
     """For min_tokens: these may not be drawn while fewer output tokens exist."""
+    num_scored: int = 0
+    """Prompt tokens, from the second on, that need no log-probabilities any more."""
+    pooling: str = ""
+    """Not "": the hidden states are wanted, of the last position or ("mean") the sum over all."""
+    matcher: TokenMatcher | None = None
+    """Rules out tokens, when the output has a grammar."""
 
 
 @dataclass(frozen=True, slots=True)

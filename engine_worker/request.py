@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from shared.grammars.backend import TokenMatcher
 from shared.params import SamplingParams
 
-__all__ = ["FinishReason", "Request", "RequestStatus", "TokenEvent", "TokenLogprobs"]
+__all__ = ["FinishReason", "Pooling", "PromptLogprobs", "Request", "RequestStatus", "TokenEvent", "TokenLogprobs"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["", "last", "mean"]
 
 
 class RequestStatus(Enum):
@@ -38,7 +40,7 @@ class Request:
     seed: int
     """Unsigned 64-bit seed of this choice; the draw at output position p depends on (seed, p) alone."""
     max_tokens: int
-    """Output tokens at most, >= 1; already clamped to the context window."""
+    """Output tokens at most, already clamped to the context window; 0 only when nothing but the prompt is measured."""
     stop_token_ids: frozenset[int]
     """Any of these ends the choice with reason "stop": the client's ids and, unless ignore_eos, the model's EOS ids."""
     output_token_ids: list[int] = field(default_factory=list)
@@ -52,13 +54,30 @@ class Request:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
+    matcher: TokenMatcher | None = None
+    """The state of its grammar, when its output has one; follows `output_token_ids` by itself."""
     cache_salt: str = ""
     """Cached prefixes are shared between requests of the same salt only."""
+    num_scored: int = 0
+    """Prompt tokens, from the second on, whose log-probabilities have been told (`sampling.prompt_logprobs`)."""
+    pooling: Pooling = ""
+    """An embedding is wanted instead of tokens: the last hidden state, or the mean of all."""
+    hidden_sum: list[float] = field(default_factory=list)
+    """Sum of the hidden states of the positions computed so far, for an embedding."""
 
     @property
     def num_tokens(self) -> int:
         """Known tokens: prompt + output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_measured(self) -> int:
+        """Positions whose hidden states are not needed any more: only those may come from the prefix cache."""
+        if self.pooling == "mean":
+            return 0
+        if self.sampling.prompt_logprobs is None or self.num_scored >= len(self.prompt_token_ids) - 1:
+            return self.num_tokens
+        return self.num_scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,17 @@ class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...]
     """(token id, logprob), best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of one prompt token, given those before it."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 = no token is more probable."""
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +113,9 @@ class TokenEvent:
     error_code: str = ""
     """A code of shared/errors.py when finish_reason is "error"."""
     error_message: str = ""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """Of the next prompt tokens; all of them come before the first token of output."""
+    embedding: tuple[float, ...] = ()
+    """Of unit length; comes with the end of a request that pools."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""

@@ -7,11 +7,20 @@ so every layer behind it sees one spelling: temperature 0 = greedy, top_k 0 = of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-__all__ = ["SamplingParams", "StopConditions", "choice_seed"]
+__all__ = ["GrammarSpec", "SamplingParams", "StopConditions", "choice_seed"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the whole output has to match. Checked by the pod, compiled by every worker that runs the request."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,10 @@ class SamplingParams:
     """No stop token may be drawn before this many output tokens."""
     logprobs: int | None = None
     """None: no log-probabilities; k >= 0: the chosen token's and those of the k best."""
+    grammar: GrammarSpec | None = None
+    """Structured output: only tokens that can still lead to a match are drawn, EOS only where the match is complete."""
+    prompt_logprobs: int | None = None
+    """The same for every token of the prompt but the first, which nothing comes before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class CacheManager:
 
     def _usable_blocks(self, request: Request) -> int:
         # At least one token is left to compute: the next token is drawn from its logits.
-        return (request.num_tokens - 1) // self.block_size
+        return min(request.num_tokens - 1, request.num_measured) // self.block_size
 
     def _match(self, request: Request) -> list[int]:
         """Blocks of the longest cached prefix; what matched becomes the indexed prefixes, to keep checks cheap."""

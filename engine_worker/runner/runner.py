@@ -1,8 +1,10 @@
-"""Runs the model over one batch. In: rows of a plan. Out: logits of the rows that sample. Touches no `Request`."""
+"""Runs the model over one batch. In: rows of a plan. Out: logits of the rows that sample, and what is measured of
+prompts. Touches no `Request`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,8 +13,19 @@ from engine_worker.config import EngineConfig
 from engine_worker.models.base import Model
 from engine_worker.plan import ScheduledRequest
 from engine_worker.runner.input_batch import InputBatch
+from engine_worker.runner.measure import Measured, measure
 
-__all__ = ["Runner"]
+__all__ = ["Runner", "StepOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step's forward pass gave."""
+
+    logits: Tensor | None
+    """float32 [R, V] of the R rows that sample, in order; None when none does."""
+    measured: dict[int, Measured]
+    """By position of the row in the batch; only rows that ask for it."""
 
 
 class Runner:
@@ -26,16 +39,16 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[ScheduledRequest]) -> Tensor | None:
+    def run(self, rows: Sequence[ScheduledRequest]) -> StepOutput:
         """Computes the rows' new tokens and writes their keys and values to the cache.
 
-        Returns logits float32 [R, V] of the R rows that sample, in order; None when none does. Running the same rows
-        again gives the same result: nothing but cache slots of these very tokens is written.
+        Running the same rows again gives the same result: nothing but cache slots of these very tokens is written.
         """
         inputs = self._inputs.build(rows)
         hidden = self._model.forward(inputs.token_ids, inputs.layout, self.kv_cache)
+        measured = measure(self._model, hidden, rows)
         if inputs.sample_at is None:
-            return self._model.compute_logits(hidden)
+            return StepOutput(self._model.compute_logits(hidden), measured)
         if not len(inputs.sample_at):
-            return None
-        return self._model.compute_logits(hidden.index_select(0, inputs.sample_at))
+            return StepOutput(None, measured)
+        return StepOutput(self._model.compute_logits(hidden.index_select(0, inputs.sample_at)), measured)

@@ -35,10 +35,13 @@ class BatchBuilder:
                 start,
                 num_new_tokens,
                 request.block_table,
-                start + num_new_tokens == request.num_tokens,
+                start + num_new_tokens == request.num_tokens and request.max_tokens > 0,
                 request.sampling,
                 request.seed,
                 request.stop_token_ids,
+                request.num_scored,
+                request.pooling,
+                request.matcher,
             )
         )
 

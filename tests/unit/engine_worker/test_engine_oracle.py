@@ -150,8 +150,8 @@ def test_sm_03_margins_are_far_above_what_batching_changes(
     ]
     config = EngineConfig(max_num_batched_tokens=10_000)
     runner = Runner(tiny.model, config, num_blocks=480, max_request_tokens=512)
-    together = runner.run(rows)
-    alone = [runner.run([row]) for row in rows]
+    together = runner.run(rows).logits
+    alone = [runner.run([row]).logits for row in rows]
     assert together is not None
     for row, single in zip(together, alone, strict=True):
         assert single is not None
