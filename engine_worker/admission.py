@@ -53,6 +53,11 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
         if not low <= value <= high:  # also true of NaN
             raise InvalidRequest(f"{name} is {value}, allowed is {low} to {high}.", param=name)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    for word in params.bad_words:
+        _check_ids("bad_words", word, vocab_size)
+        if not word:
+            raise InvalidRequest("bad_words holds a word without tokens.", param="bad_words")
     for token, bias in params.logit_bias.items():
         # Minus infinity is a ban; plus infinity would leave no finite distribution.
         if math.isnan(bias) or bias == math.inf:

@@ -18,10 +18,12 @@ from engine_worker.engine_loop import EngineLoop
 from engine_worker.jobs import Job
 from engine_worker.lease import Lease
 from engine_worker.outbox import Outbox
+from engine_worker.process import in_thread
 from engine_worker.validation import ServedModel, check_request
 from engine_worker.waiting import REDIS_TROUBLE, Backoff, wait_for_event
 from shared.claims import Acquired, Claim, ClaimQueue, Entry
 from shared.errors import ContextLengthExceeded, EngineFailure, HeadraceError, InvalidRequest
+from shared.grammars.backend import GrammarError, TokenMatcher
 from shared.messages import decode_record
 
 __all__ = ["Intake"]
@@ -31,6 +33,8 @@ _CLEAN_S = 60.0
 _ROOM_POLL_S = 0.5
 """Health and congestion have no event of their own."""
 _CANCELS_KEPT = 10_000
+_COMPILE_S = 10.0
+"""For one grammar. Pods refuse what takes long, so this is for a pod that did not."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +65,7 @@ class Intake:
         self._put_back = dict.fromkeys(queues, False)
         self._unplaced: dict[str, tuple[int, Claim]] = {}
         self._early_cancels: dict[str, None] = {}
+        self._compiling: set[asyncio.Task[None]] = set()
 
     @property
     def free_slots(self) -> int:
@@ -199,8 +204,33 @@ class Intake:
         try:
             if error is not None:
                 raise error
-            for choice in job.engine_requests(self._served.max_request_tokens, self._served.eos_token_ids):
-                self._engine.add(choice)
+            grammar = job.request.sampling.grammar
+            if grammar is not None and self._served.grammars is None:
+                raise InvalidRequest("The worker cannot run this request: this model has no structured output here.")
+            if grammar is None or self._served.grammars is None or not job.open_choices():
+                self._add_choices(job, None)
+            else:
+                task = asyncio.create_task(self._compile(job, partial(self._served.grammars.matcher, grammar)))
+                self._compiling.add(task)
+                task.add_done_callback(self._compiling.discard)
         except InvalidRequest as refusal:
             self._outbox.fail(job, refusal.code, refusal.message)
+        self._outbox.touch(job)
+
+    def _add_choices(self, job: Job, new_matcher: Callable[[], TokenMatcher] | None) -> None:
+        served = self._served
+        for choice in job.engine_requests(served.max_request_tokens, served.eos_token_ids, new_matcher):
+            self._engine.add(choice)
+
+    async def _compile(self, job: Job, new_matcher: Callable[[], TokenMatcher]) -> None:
+        """Compiles the job's grammar on a thread (once; it is kept), then gives the job's choices to the engine."""
+        try:
+            async with asyncio.timeout(_COMPILE_S):
+                await in_thread(new_matcher)
+            if self._outbox.jobs.get(job.claim.rid) is job:  # neither cancelled to its end nor taken over meanwhile
+                self._add_choices(job, new_matcher)
+        except (GrammarError, InvalidRequest) as refusal:
+            self._outbox.fail(job, InvalidRequest.code, f"The output's grammar cannot be used: {refusal}")
+        except TimeoutError:
+            self._outbox.fail(job, InvalidRequest.code, "Compiling the output's grammar took too long.")
         self._outbox.touch(job)

@@ -6,11 +6,24 @@ function of (request, tokens so far): a take-over replays the logged tokens and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 
-from engine_worker.request import Request, TokenEvent, TokenLogprobs
+from engine_worker.request import PromptLogprobs, Request, TokenEvent, TokenLogprobs
 from shared.claims import Claim, Commit
-from shared.messages import Delta, End, FinishReason, GenerateRequest, Record, TokenLogprob, Usage, encode
+from shared.messages import (
+    Delta,
+    End,
+    FinishReason,
+    GenerateRequest,
+    PromptLogprob,
+    Record,
+    TokenLogprob,
+    Usage,
+    encode,
+)
+from shared.grammars.backend import TokenMatcher
 from shared.params import choice_seed
 from shared.text.choice_text import ChoiceText
 from shared.text.token_bytes import TokenBytes
@@ -19,6 +32,8 @@ __all__ = ["Choice", "Job"]
 
 _IMPOSSIBLE = -9999.0
 """What OpenAI's API says for a probability of zero."""
+_BATCH_PRIORITY = 10_000
+"""Added to what the client chose: batch work comes after everything else."""
 
 
 class Choice:
@@ -32,16 +47,27 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.cached_tokens = 0
         self._conditions = request.stop
-        self._text = ChoiceText(token_bytes, request.stop, continues=request.kind == "completion")
+        self.num_scored = 0
+        """Prompt tokens, from the second on, whose log-probabilities are known."""
+        self._scores = request.sampling.prompt_logprobs is not None
+        self._text = ChoiceText(
+            token_bytes,
+            request.stop,
+            continues=request.kind == "completion",
+            min_tokens=request.sampling.min_tokens,
+        )
         self._stop_reason: str | int | None = None
         self._new_ids: list[int] = []
         self._new_text: list[str] = []
         self._new_logprobs: list[TokenLogprob] = []
+        self._new_scores: list[PromptLogprob] = []
+        self._new_embedding = b""
         self._new_end = False
 
     def replay(self, delta: Delta) -> None:
         """Takes in what an earlier worker logged; it is not said again."""
         self.output += delta.token_ids
+        self.num_scored += len(delta.prompt)
         self.finish_reason = delta.finish_reason
         if self.finish_reason is None:
             for token_id in delta.token_ids:
@@ -51,6 +77,11 @@ class Choice:
         """Takes in one event of the engine. True: a stop string ended the choice and the engine must be told."""
         if self.finish_reason is not None:
             return False  # the engine was a step or two ahead of a stop string or a cancellation
+        if event.prompt_logprobs:
+            self.num_scored += len(event.prompt_logprobs)
+            self._new_scores += map(_wire_score, event.prompt_logprobs)
+        if event.embedding:
+            self._new_embedding = _float32(event.embedding)
         stopped = event.token_id is not None and self._take_token(event.token_id, event)
         self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
         if not stopped and event.finish_reason is not None:
@@ -70,7 +101,12 @@ class Choice:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._new_ids) or self._new_end
+        return bool(self._new_ids or self._new_scores) or self._new_end
+
+    @property
+    def measures(self) -> bool:
+        """Whether something of the prompt is still to be computed."""
+        return self._scores and self.num_scored < len(self.prompt) - 1
 
     def pull(self) -> Delta | None:
         """What is new since the last record, or None."""
@@ -83,8 +119,11 @@ class Choice:
             logprobs=tuple(self._new_logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            prompt=tuple(self._new_scores),
+            embedding=self._new_embedding,
         )
-        self._new_ids, self._new_text, self._new_logprobs, self._new_end = [], [], [], False
+        self._new_ids, self._new_text, self._new_logprobs, self._new_scores = [], [], [], []
+        self._new_embedding, self._new_end = b"", False
         return delta
 
     def _take_token(self, token_id: int, event: TokenEvent) -> bool:
@@ -93,6 +132,8 @@ class Choice:
         if event.stop_token_id is not None:  # its text is never shown, so its logprobs would belong to nothing
             if event.stop_token_id in self._conditions.stop_token_ids:
                 self._stop_reason = event.stop_token_id
+            if self._scores and event.logprobs is not None:  # whoever scores a prompt counts on one entry a token
+                self._new_logprobs.append(_wire_logprobs(token_id, event.logprobs))
             return False
         if event.logprobs is not None:
             self._new_logprobs.append(_wire_logprobs(token_id, event.logprobs))
@@ -137,19 +178,25 @@ class Job:
                     raise ValueError(f"log record {record.seq} names choice {delta.index} of {len(self.choices)}")
                 self.choices[delta.index].replay(delta)
 
-    def engine_requests(self, max_request_tokens: int, eos_token_ids: Sequence[int]) -> list[Request]:
+    def engine_requests(
+        self,
+        max_request_tokens: int,
+        eos_token_ids: Sequence[int],
+        new_matcher: Callable[[], TokenMatcher] | None = None,
+    ) -> list[Request]:
         """What the engine has to run: one Request per choice that has not ended.
 
         `max_request_tokens`: prompt + output of one choice. A choice with nothing left to draw ends here ("length").
+        `new_matcher` makes the state of the request's grammar for each choice.
         """
         request = self.request
         stop_ids = frozenset(request.stop.stop_token_ids)
-        if not request.stop.ignore_eos:
+        if new_matcher is not None or not request.stop.ignore_eos:  # a grammar allows EOS only where it is complete
             stop_ids |= frozenset(eos_token_ids)
         runnable = []
         for choice in self.open_choices():
             max_tokens = min(request.stop.max_tokens, max_request_tokens - len(choice.prompt))
-            if len(choice.output) >= max_tokens:
+            if len(choice.output) >= max_tokens and not (choice.measures or request.pooling):
                 choice.end("length")
                 continue
             runnable.append(
@@ -160,8 +207,12 @@ class Job:
                     seed=choice_seed(request.sampling.seed, choice.index % request.n),
                     max_tokens=max_tokens,
                     stop_token_ids=stop_ids,
+                    matcher=None if new_matcher is None else new_matcher(),
                     output_token_ids=list(choice.output),
-                    priority=int(request.klass == "batch"),
+                    priority=request.priority + (_BATCH_PRIORITY if request.klass == "batch" else 0),
+                    cache_salt=request.cache_salt,
+                    num_scored=choice.num_scored,
+                    pooling=request.pooling,
                 )
             )
         return runnable
@@ -246,3 +297,14 @@ class Job:
 def _wire_logprobs(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
     top = tuple((other, max(value, _IMPOSSIBLE)) for other, value in logprobs.top)
     return TokenLogprob(token_id=token_id, logprob=max(logprobs.logprob, _IMPOSSIBLE), top=top)
+
+
+def _wire_score(score: PromptLogprobs) -> PromptLogprob:
+    return PromptLogprob(token_id=score.token_id, logprob=score.logprob, rank=score.rank, top=score.top)
+
+
+def _float32(values: Sequence[float]) -> bytes:
+    data = array("f", values)
+    if sys.byteorder == "big":
+        data.byteswap()
+    return data.tobytes()

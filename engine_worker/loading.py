@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import structlog
 import torch
 
 from engine_worker.config import EngineConfig
@@ -18,11 +19,15 @@ from engine_worker.models.base import LoadedModel
 from engine_worker.models.loading import load
 from engine_worker.request import Request
 from engine_worker.settings import WorkerSettings
+from shared.grammars.compiler import GrammarCompiler
 from shared.messages import ModelCard
 from shared.params import SamplingParams
 from shared.registry import blob_id
+from shared.text.token_bytes import TokenBytes
 
 __all__ = ["WarmEngine", "load_engine", "make_engine"]
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class WarmEngine:
     engine: Engine
     loaded: LoadedModel
     card: ModelCard
+    grammars: GrammarCompiler | None
+    """None: the model, or this installation, has no structured output."""
 
 
 def load_engine(settings: WorkerSettings) -> WarmEngine:
@@ -63,7 +70,16 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
         ),
     )
     _warm_up(engine)
-    return WarmEngine(engine, loaded, _model_card(settings, loaded, engine))
+    return WarmEngine(engine, loaded, _model_card(settings, loaded, engine), _grammars(loaded))
+
+
+def _grammars(loaded: LoadedModel) -> GrammarCompiler | None:
+    try:
+        token_bytes = TokenBytes.from_tokenizer_json(loaded.tokenizer_json)
+        return GrammarCompiler(loaded.tokenizer_json, token_bytes, loaded.eos_token_ids, loaded.config.vocab_size)
+    except ValueError as error:
+        log.warning("no structured output", reason=str(error))
+        return None
 
 
 def _warm_up(engine: Engine) -> None:
@@ -95,4 +111,5 @@ def _model_card(settings: WorkerSettings, loaded: LoadedModel, engine: Engine) -
         architecture=config.architecture,
         dtype=config.dtype,
         fingerprint=loaded.fingerprint,
+        hidden_size=config.hidden_size,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shared.errors import ContextLengthExceeded, InvalidRequest
 from shared.messages import GenerateRequest
+from shared.grammars.compiler import GrammarCompiler
 from shared.text.token_bytes import TokenBytes
 
 __all__ = ["ServedModel", "check_request"]
@@ -26,6 +27,8 @@ class ServedModel:
     max_request_tokens: int
     """Prompt + output tokens that one choice may have here."""
     eos_token_ids: tuple[int, ...]
+    grammars: GrammarCompiler | None = None
+    """None: this model cannot do structured output."""
 
 
 def check_request(request: GenerateRequest, served: ServedModel) -> None:

@@ -118,6 +118,7 @@ class Worker:
             token_bytes=TokenBytes.from_tokenizer_json(warm.loaded.tokenizer_json),
             max_request_tokens=warm.engine.max_request_tokens(),
             eos_token_ids=warm.loaded.eos_token_ids,
+            grammars=warm.grammars,
         )
         freed = asyncio.Event()
         slots = settings.max_num_seqs

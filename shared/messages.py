@@ -18,6 +18,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "ModelCard",
+    "PromptLogprob",
     "Record",
     "TokenLogprob",
     "Usage",
@@ -58,6 +59,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """sha256 of the tokenizer.json blob: a pod that resumes the stream spells log-probabilities with it."""
     grace_ms: int = 0
     """How long the request goes on running after its client has gone (opt-in); 0 = a disconnect cancels."""
+    priority: int = 0
+    """Among the sequences of one worker: lower runs first."""
+    cache_salt: str = ""
+    """Cached prefixes are shared between requests of the same salt only."""
+    prompt_logprobs: int | None = None
+    """How many alternatives the answer's `prompt_logprobs` has; None: no such field."""
+    return_token_ids: bool = False
+    pooling: Literal["", "last", "mean"] = ""
+    """Of an embedding request (`kind` "embedding"), one vector a prompt."""
 
     @property
     def num_choices(self) -> int:
@@ -77,11 +87,29 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one prompt token given those before it, and its rank (1 = the most probable)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Delta(
     msgspec.Struct,
     frozen=True,
     omit_defaults=True,
-    rename={"index": "i", "token_ids": "t", "text": "x", "logprobs": "l", "finish_reason": "f", "stop_reason": "s"},
+    rename={
+        "index": "i",
+        "token_ids": "t",
+        "text": "x",
+        "logprobs": "l",
+        "finish_reason": "f",
+        "stop_reason": "s",
+        "prompt": "p",
+        "embedding": "v",
+    },
 ):
     """What one choice gained in one record. `text` may be empty while characters or a possible stop are held back."""
 
@@ -92,6 +120,10 @@ class Delta(
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or token id that ended the choice, when the client asked for one."""
+    prompt: tuple[PromptLogprob, ...] = ()
+    """Of the next prompt tokens, the first one of a prompt left out; they come before the choice's own tokens."""
+    embedding: bytes = b""
+    """float32, little-endian, of unit length."""
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -140,6 +172,8 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True):
     dtype: str = ""
     fingerprint: str = ""
     """`system_fingerprint`: hash of weights' identity, dtype and engine version."""
+    hidden_size: int = 0
+    """Numbers of an embedding."""
 
 
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):

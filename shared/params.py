@@ -44,7 +44,11 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
     """Structured output: only tokens that can still lead to a match are drawn, EOS only where the match is complete."""
     prompt_logprobs: int | None = None
-    """The same for every token of the prompt but the first, which nothing comes before."""
+    """Like `logprobs`, for every token of the prompt but the first, which nothing comes before."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not be completed."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: all; else nothing but these may be drawn."""
 
 
 @dataclass(frozen=True, slots=True)

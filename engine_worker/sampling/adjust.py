@@ -1,4 +1,4 @@
-"""Changes logits before a token is drawn: repetition, presence and frequency penalties, logit_bias, min_tokens.
+"""Changes logits before a token is drawn: penalties, logit_bias, min_tokens, bad_words, allowed_token_ids.
 
 Only rows that ask for something cost anything. What was counted of a request's tokens is kept from step to step and can
 be rebuilt from prompt and output at any time: a continuation on another worker adjusts alike.
@@ -64,7 +64,7 @@ class Adjuster:
         self._counts: dict[str, _Counts] = {}
 
     def adjust(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
-        """logits float32 [R, V], contiguous; row i belongs to rows[i]. Order: penalties, bias, minimum length."""
+        """logits float32 [R, V], contiguous; row i belongs to rows[i]. Order: penalties, bias, then what is ruled out."""
         self._penalise(logits, [(i, row) for i, row in enumerate(rows) if _has_penalties(row.sampling)])
         biased = [(i, row.sampling.logit_bias) for i, row in enumerate(rows) if row.sampling.logit_bias]
         if biased:
@@ -72,13 +72,12 @@ class Adjuster:
             values[values <= _BAN] = -np.inf
             flat = _flat(logits, [(i, np.fromiter(bias, np.int64, len(bias))) for i, bias in biased])
             logits.view(-1)[flat] += torch.from_numpy(values).to(logits.device)
-        held = [
-            (i, np.fromiter(row.stop_token_ids, np.int64, len(row.stop_token_ids)))
-            for i, row in enumerate(rows)
-            if len(row.output_token_ids) < row.sampling.min_tokens
-        ]
-        if held:
-            logits.view(-1)[_flat(logits, held)] = -torch.inf
+        banned = [(i, ids) for i, row in enumerate(rows) if len(ids := _banned(row))]
+        if banned:
+            logits.view(-1)[_flat(logits, banned)] = -torch.inf
+        for i, row in enumerate(rows):
+            if row.sampling.allowed_token_ids is not None:
+                _keep_only(logits[i], row.sampling.allowed_token_ids)
 
     def _penalise(self, logits: Tensor, rows: Sequence[tuple[int, ScheduledRequest]]) -> None:
         self._counts = {row.request_id: self._counts_of(row) for _, row in rows}
@@ -103,6 +102,24 @@ class Adjuster:
         known = self._counts.get(row.request_id)
         # The same list object only ever grows; any other one belongs to a later request of the same id.
         return known if known is not None and known.output is row.output_token_ids else _Counts(row)
+
+
+def _banned(row: ScheduledRequest) -> NDArray[np.int64]:
+    """Stop tokens before the minimum length, and the last tokens of bad words whose beginning is the output's end."""
+    output, params = row.output_token_ids, row.sampling
+    ids: list[int] = list(row.stop_token_ids) if len(output) < params.min_tokens else []
+    for *beginning, last in params.bad_words:
+        if not beginning or output[-len(beginning) :] == beginning:
+            ids.append(last)
+    return np.array(ids, dtype=np.int64)
+
+
+def _keep_only(logits: Tensor, ids: Sequence[int]) -> None:
+    """Rules out all but these tokens in one row, float32 [V]."""
+    kept = torch.tensor(ids, device=logits.device)
+    values = logits[kept]
+    logits.fill_(-torch.inf)
+    logits[kept] = values
 
 
 def _flat(logits: Tensor, ids_by_row: Sequence[tuple[int, NDArray[np.int64]]]) -> Tensor:

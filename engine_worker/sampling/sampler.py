@@ -15,6 +15,7 @@ from engine_worker.plan import ScheduledRequest
 from engine_worker.request import TokenLogprobs
 from engine_worker.sampling.adjust import Adjuster
 from engine_worker.sampling.draw import Drawer, is_greedy
+from engine_worker.sampling.masks import GrammarMasks
 
 __all__ = ["SampledToken", "Sampler"]
 
@@ -36,6 +37,11 @@ class Sampler:
     def __init__(self) -> None:
         self._adjuster = Adjuster()
         self._drawer = Drawer()
+        self._masks = GrammarMasks()
+
+    def prepare(self, rows: Sequence[ScheduledRequest], vocab_size: int) -> None:
+        """Optional word of the rows to come, before the model runs: what their grammars allow is found out meanwhile."""
+        self._masks.prepare(rows, vocab_size)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> list[SampledToken]:
@@ -45,6 +51,7 @@ class Sampler:
         # Reported probabilities are the model's own: copied before anything is adjusted.
         untouched = logits[with_logprobs] if with_logprobs else None
         self._adjuster.adjust(logits, rows)
+        self._masks.apply(logits, rows)
         best = logits.argmax(-1, keepdim=True)
         peak = logits.gather(-1, best)
         tokens: list[int | None] = best[:, 0].tolist()

@@ -17,10 +17,14 @@ __all__ = ["ChoiceText"]
 class ChoiceText:
     """Detokenizer and stop matcher of one choice. Raises ValueError for an empty stop string."""
 
-    def __init__(self, token_bytes: TokenBytes, stop: StopConditions, *, continues: bool = False) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, stop: StopConditions, *, continues: bool = False, min_tokens: int = 0
+    ) -> None:
+        """`min_tokens`: stop strings are looked for in the text of later tokens only."""
         self._detokenizer = Detokenizer(token_bytes, stop.skip_special_tokens, continues=continues)
         self._matcher = StopMatcher(stop.stop, stop.include_stop_str_in_output)
         self._stop: str | None = None
+        self._exempt = min_tokens
 
     @property
     def stop(self) -> str | None:
@@ -31,7 +35,11 @@ class ChoiceText:
         """(text now free to show, stop string this token completed). Tokens after a stop are dropped: ("", stop)."""
         if self._stop is not None:
             return "", self._stop
-        text, self._stop = self._matcher.push(self._detokenizer.push((token_id,)))
+        text = self._detokenizer.push((token_id,))
+        if self._exempt > 0:
+            self._exempt -= 1
+            return text, None
+        text, self._stop = self._matcher.push(text)
         return text, self._stop
 
     def finish(self) -> str:

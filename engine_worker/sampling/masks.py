@@ -1,0 +1,72 @@
+"""Structured output in the sampler: rules out tokens that cannot lead to a match of a row's grammar.
+
+`prepare` starts filling the masks on a thread of its own, so that it happens while the model runs; `apply` waits for what
+is left of it. A row's mask depends on its grammar and its output alone: computing a batch again, in parts, or after a
+take-over gives the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine_worker.plan import ScheduledRequest
+from shared.grammars.backend import TokenMatcher, fill_masks
+
+__all__ = ["GrammarMasks"]
+
+_FLOOR = -1e4
+"""Where the output is complete, what ends it stays possible, whatever bias and min_tokens say."""
+
+
+class GrammarMasks:
+    """Holds the masks of one batch, between `prepare` and `apply`."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._pending: Future[NDArray[np.bool_]] | None = None
+        self._ids: list[str] = []
+
+    def prepare(self, rows: Sequence[ScheduledRequest], vocab_size: int) -> None:
+        """Begins with the masks of the rows that have a grammar. `rows` are those that `apply` will get."""
+        work = [(row.matcher, row.output_token_ids) for row in rows if row.matcher is not None]
+        self._ids = [row.request_id for row in rows if row.matcher is not None]
+        self._pending = self._pool.submit(_fill, work, vocab_size) if work else None
+
+    def apply(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
+        """logits float32 [R, V], changed in place, after every other adjustment: what a grammar forbids becomes -inf."""
+        places = [i for i, row in enumerate(rows) if row.matcher is not None]
+        if not places:
+            return
+        if self._pending is None or self._ids != [rows[i].request_id for i in places]:
+            self.prepare(rows, logits.shape[1])
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        allowed = pending.result()
+        for line, place in enumerate(places):
+            _let_it_end(logits[place], rows[place].stop_token_ids, allowed[line])
+        forbidden = torch.from_numpy(~allowed).to(logits.device)
+        if len(places) == len(rows):
+            logits.masked_fill_(forbidden, -torch.inf)
+        else:
+            index = torch.tensor(places, device=logits.device)
+            logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
+
+
+def _fill(work: Sequence[tuple[TokenMatcher, Sequence[int]]], vocab_size: int) -> NDArray[np.bool_]:
+    for matcher, output in work:
+        matcher.follow(output)
+    return fill_masks([matcher for matcher, _ in work], vocab_size)
+
+
+def _let_it_end(logits: Tensor, stop_ids: frozenset[int], allowed: NDArray[np.bool_]) -> None:
+    """A complete output that nothing may follow ends, even where min_tokens or a bias ruled out its end."""
+    ends = [token for token in stop_ids if allowed[token]]
+    if ends and int(np.count_nonzero(allowed)) == len(ends):
+        index = torch.tensor(ends, device=logits.device)
+        logits[index] = logits[index].clamp(min=_FLOOR)

@@ -1,0 +1,124 @@
+"""The one place that imports llguidance, which may be missing: then grammars are refused and all else works.
+
+In: grammar specs and token matchers. Out: llguidance's own grammar text, limits, and filled token masks. No msgspec, no
+tokenizers: the engine imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.params import GrammarSpec
+
+try:
+    import llguidance
+except ImportError:  # a machine that only computes
+    llguidance = None  # type: ignore[assignment]
+
+__all__ = ["MAX_WHITESPACE", "GrammarError", "TokenMatcher", "fill_masks", "grammar_text", "limits", "llguidance"]
+
+MAX_WHITESPACE = 8
+"""Characters of white space between two JSON tokens; without a bound a model may write nothing else."""
+_MESSAGE_LENGTH = 300
+
+_JSON_OPTIONS: llguidance.JsonCompileOptions = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,%d}" % MAX_WHITESPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+"""Set as overrides, so that a schema's own `x-guidance` has no say."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled, can never match, or is too complex. The message is for the client."""
+
+
+def grammar_text(spec: GrammarSpec) -> str:
+    """llguidance's spelling of the grammar. Raises GrammarError."""
+    _require_library()
+    if spec.kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(spec.text)
+    if spec.kind == "lark":
+        return llguidance.LLMatcher.grammar_from_lark(spec.text)
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=_JSON_OPTIONS)
+    except ValueError as error:
+        raise GrammarError(first_line(str(error))) from None
+
+
+def limits() -> llguidance.LLParserLimits:
+    """What bounds time and memory of one grammar; past a limit it fails, alone."""
+    return llguidance.LLParserLimits(
+        max_items_in_row=10_000,
+        step_max_items=100_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def first_line(message: str) -> str:
+    """The library's words without its dump of the grammar; of a pattern's parse error the line that says why."""
+    lines = message.strip().splitlines() or ["it cannot be compiled"]
+    why = next((line for line in lines[1:] if line.startswith("error: ")), "")
+    return (f"{lines[0]} {why.removeprefix('error: ')}" if why else lines[0])[:_MESSAGE_LENGTH]
+
+
+def _require_library() -> None:
+    if llguidance is None:
+        raise GrammarError("Structured output needs the package llguidance, which is not installed here.")
+
+
+class TokenMatcher:
+    """The grammar's state of one choice. `follow` takes the output so far, so a take-over simply starts with more of it."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.state = matcher
+        self._num_taken = 0
+
+    def follow(self, output: Sequence[int]) -> None:
+        """Takes in what is new of the output. A token that does not fit ends the grammar: no token can follow."""
+        fresh = list(output[self._num_taken :])
+        self._num_taken = len(output)
+        if fresh:
+            self.state.consume_tokens(fresh)
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing can follow any more: a token that did not fit, or a limit was reached."""
+        return self.state.is_error()
+
+
+def fill_masks(matchers: Sequence[TokenMatcher], vocab_size: int) -> NDArray[np.bool_]:
+    """Which tokens may follow each matcher's output: bool [len(matchers), vocab_size]; all False where it failed.
+
+    Blocks without the interpreter's lock, on as many cores as llguidance sees.
+    """
+    words = -(-vocab_size // 32)
+    bits = np.zeros((len(matchers), words), dtype=np.int32)
+    if len(matchers) == 1:
+        matchers[0].state.unsafe_compute_mask_ptr(bits.ctypes.data, words * 4)
+    else:
+        numbered = [(matcher.state, i) for i, matcher in enumerate(matchers)]
+        _executor().unsafe_compute_mask_ptr(numbered, bits.ctypes.data, words * 4, len(matchers))
+    for i, matcher in enumerate(matchers):
+        if matcher.failed:
+            bits[i] = 0
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little", count=vocab_size)
+    return allowed.view(np.bool_)
+
+
+_executors: list[llguidance.LLExecutor] = []
+
+
+def _executor() -> llguidance.LLExecutor:
+    """Made once, by the first batch with several grammars."""
+    if not _executors:
+        _executors.append(llguidance.LLExecutor())
+    return _executors[0]

@@ -1,0 +1,100 @@
+"""Grammars for one tokenizer, as workers run them: a spec in, token matchers out, compiled once a spec.
+
+Blocking, thread-safe; a compilation takes from half a millisecond to some ten, without the interpreter's lock. Pods have
+refused by then what could take longer (checker.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from shared.grammars.backend import GrammarError, TokenMatcher, first_line, grammar_text, limits, llguidance
+from shared.params import GrammarSpec
+from shared.text.token_bytes import TokenBytes
+
+__all__ = ["GrammarCompiler"]
+
+_KEPT = 128
+"""Compiled grammars kept, the latest used."""
+
+
+class GrammarCompiler:
+    """Grammars of one model. Raises ValueError when there can be none: no library, or no end token (nothing would ever be complete)."""
+
+    def __init__(
+        self, tokenizer_json: bytes, token_bytes: TokenBytes, eos_token_ids: Sequence[int], vocab_size: int
+    ) -> None:
+        if llguidance is None:
+            raise ValueError("the package llguidance is not installed")
+        if not eos_token_ids:
+            raise ValueError("the model has no end token")
+        wrapper = _Vocabulary(tokenizer_json, token_bytes, eos_token_ids[0], vocab_size)
+        self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[GrammarSpec, llguidance.LLMatcher] = OrderedDict()
+
+    def matcher(self, spec: GrammarSpec) -> TokenMatcher:
+        """A matcher at the start of the grammar, of the caller's own. Raises GrammarError."""
+        with self._lock:
+            root = self._compiled.get(spec)
+            if root is not None:
+                self._compiled.move_to_end(spec)
+        if root is None:
+            root = self._compile(spec)
+        return TokenMatcher(root.deep_copy())
+
+    def _compile(self, spec: GrammarSpec) -> llguidance.LLMatcher:
+        root = llguidance.LLMatcher(self._tokenizer, grammar_text(spec), log_level=0, limits=limits())
+        if root.is_error():
+            raise GrammarError(first_line(root.get_error()))
+        with self._lock:
+            self._compiled[spec] = root
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return root
+
+
+class _Vocabulary:
+    """The vocabulary as llguidance wants it: bytes by id, and a text's usual tokens (what the grammar forces is written
+    with them, as the model would)."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer_json: bytes, token_bytes: TokenBytes, eos_token_id: int, vocab_size: int) -> None:
+        self.eos_token_id = eos_token_id
+        table = token_bytes.table[:vocab_size]
+        self.tokens = [*table, *[b""] * (vocab_size - len(table))]
+        self.special_token_ids = sorted(i for i in token_bytes.special if i < vocab_size)
+        self._table = token_bytes
+        self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        self._by_bytes = {piece: i for i, piece in reversed(list(enumerate(table))) if piece}
+        self._longest = max(map(len, table), default=1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Tokens whose bytes are exactly the text's; greedy where the tokenizer would add or change something."""
+        wanted = text.encode() if isinstance(text, str) else text
+        try:
+            ids: list[int] = self._tokenizer.encode(wanted.decode(), add_special_tokens=False).ids
+        except UnicodeDecodeError:
+            ids = []
+        return ids if b"".join(map(self._table.bytes_of, ids)) == wanted else self._greedy(wanted)
+
+    def _greedy(self, wanted: bytes) -> list[int]:
+        """Longest match; a byte without a token ends it, and llguidance goes on by itself."""
+        ids: list[int] = []
+        start = 0
+        while start < len(wanted):
+            for length in range(min(self._longest, len(wanted) - start), 0, -1):
+                found = self._by_bytes.get(wanted[start : start + length])
+                if found is not None:
+                    ids.append(found)
+                    start += length
+                    break
+            else:
+                break
+        return ids
