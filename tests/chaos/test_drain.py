@@ -152,7 +152,7 @@ async def test_sh_01_rd_21_everything_is_restarted_one_by_one_under_load(
         if isinstance(process, Pod):
             listening.discard(process.url)  # as a load balancer does when /ready says no
         await exit_time(process)
-        await asyncio.to_thread(process.restart)
+        await process.restarted()
         if isinstance(process, Pod):
             listening.add(process.url)
     calm.set()

@@ -19,12 +19,12 @@ import pytest
 import redis
 
 from shared.keys import GROUP, queue_key
-from tests.support.chaos_checks import Books, assert_exact, connected, queued
+from tests.support.chaos_checks import Books, assert_exact, connected, field_of, queued, read_log
 from tests.support.chaos_load import Expected, Oracle, follow_all
 from tests.support.chaos_proxy import ChaosProxy
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack
-from tests.support.stream_client import Outcome
+from tests.support.stream_client import Outcome, events
 from tests.support.wait import eventually, eventually_sync
 
 STREAMS = 16
@@ -37,6 +37,9 @@ ENV = {
     "HEADRACE_MAX_NUM_SEQS": "6",
 }
 QUEUE = queue_key(0, "tiny", "interactive")
+WORKER_DRAIN_S, POD_DRAIN_S = 2.0, 1.0
+EXIT_MARGIN_S = 3.0
+"""Connections are closed with a time limit each, and the interpreter ends, on a busy machine."""
 ACCEPT_S = 12.0
 """A pod refuses what Redis has not accepted within 8 s; a busy machine gets some more."""
 
@@ -57,18 +60,18 @@ class Scene:
         with connected(self.server) as client:
             act(client)
 
-    def is_calm(self) -> bool:
-        """Everybody serves, nothing waits, no block is in use."""
+    def settled(self) -> list[bool]:
+        """Whether each worker serves and has every block free, each pod serves, and nothing waits."""
         cards = [worker.card() for worker in self.stack.workers]
-        free = all(card is not None and card.state == "ready" and card.kv_blocks_used == 0 for card in cards)
-        return free and queued(self.server) == 0 and all(pod.is_ready() for pod in self.stack.pods)
+        free = [card is not None and card.state == "ready" and card.kv_blocks_used == 0 for card in cards]
+        return [*free, *(pod.is_ready() for pod in self.stack.pods), queued(self.server) == 0]
 
 
 @pytest.fixture(scope="module")
 def shared_scene(tiny: Path) -> Iterator[Scene]:
     with RedisServer(aof=True) as server, ChaosProxy(server.port) as pods, ChaosProxy(server.port) as workers:
         envs = {
-            "pod_env": {"HEADRACE_REDIS_URL": pods.url},
+            "pod_env": {"HEADRACE_REDIS_URL": pods.url, "HEADRACE_DRAIN_TIMEOUT_S": str(POD_DRAIN_S)},
             "worker_env": {**ENV, "HEADRACE_REDIS_URL": workers.url},
         }
         with Stack(server.url, tiny, pods=2, workers=2, **envs) as stack:
@@ -80,7 +83,7 @@ def scene(shared_scene: Scene) -> Iterator[Scene]:
     yield shared_scene
     shared_scene.pod_side.heal()
     shared_scene.worker_side.heal()
-    eventually_sync(shared_scene.is_calm, 30, interval=0.1, what="all is calm again")
+    eventually_sync(lambda: all(shared_scene.settled()), 30, interval=0.1, what="all is calm again")
 
 
 @asynccontextmanager
@@ -154,8 +157,8 @@ async def test_rd_09_flushall_in_mid_stream(scene: Scene, oracle: Oracle) -> Non
     expected = await oracle.expected(STREAMS, TOKENS)
     outcomes = [Outcome() for _ in expected]
     running = asyncio.create_task(follow_all(scene.urls, expected, outcomes=outcomes))
-    for events in (3, 12):
-        await eventually(lambda n=events: sum(len(o.arrivals) > n for o in outcomes) >= 5, 30, what="streams speak")
+    for seen in (3, 12):
+        await eventually(lambda n=seen: sum(len(o.arrivals) > n for o in outcomes) >= 5, 30, what="streams speak")
         scene.run(lambda client: client.flushall())
     books = Books.open(scene.server)  # the ledger is gone as well; nothing has ended since
     books.known.clear()
@@ -209,6 +212,45 @@ async def test_rd_29_a_redis_that_dies_and_comes_back_is_a_pause_and_a_503(scene
         await asyncio.gather(*map(refused, scene.urls))
         scene.server.start()
     await accepted(scene, 10)
+
+
+async def test_sc_16_a_lost_cancellation_is_found_at_the_next_renewal(scene: Scene) -> None:
+    books = Books.open(scene.server)
+    body = {"model": "tiny", "prompt": "gone", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    scene.worker_side.swallow = b"cancel:"
+    async with (
+        httpx.AsyncClient(timeout=30, trust_env=False, verify=False) as client,
+        client.stream("POST", f"{scene.urls[0]}/v1/completions", json=body) as response,
+    ):
+        event = await anext(events(response))
+    rid = event["id"].rsplit(":", 1)[0]
+    await eventually(lambda: scene.worker_side.swallowed, 5, what="the message was lost")
+    await eventually(lambda: field_of(scene.server, rid, "state") == "done", LEASE_S, what="the request is ended")
+    assert [delta.finish_reason for delta in read_log(scene.server, rid)[-1].deltas] == ["abort"]
+    await books.settle([], others=1)
+
+
+async def test_rl_05_sh_02_without_redis_everybody_ends_in_time(scene: Scene, oracle: Oracle) -> None:
+    """SIGTERM while Redis hangs: pod and worker leave within their limits, and their streams go on elsewhere."""
+    expected = await oracle.expected(STREAMS, TOKENS)
+    books, outcomes = Books.open(scene.server), [Outcome() for _ in expected]
+    running = asyncio.create_task(follow_all(scene.urls, expected, outcomes=outcomes))
+    await eventually(lambda: sum(len(o.arrivals) > 4 for o in outcomes) >= 5, 30, what="five streams speak")
+    pod, worker = scene.stack.pods[0], scene.stack.workers[0]
+    scene.server.freeze()
+    try:
+        began = time.monotonic()
+        pod.terminate()
+        worker.terminate()
+        assert await asyncio.to_thread(worker.wait, 10) == 0
+        assert time.monotonic() - began < WORKER_DRAIN_S + EXIT_MARGIN_S
+        assert await asyncio.to_thread(pod.wait, 15) == 0
+        assert time.monotonic() - began < POD_DRAIN_S + 2 + EXIT_MARGIN_S
+    finally:
+        scene.server.thaw()
+    await asyncio.gather(pod.restarted(), worker.restarted())
+    assert_exact(expected, await running)
+    await books.settle(outcomes, others=sum(outcome.reconnects for outcome in outcomes))
 
 
 async def test_rd_29_after_every_cut_new_requests_start_soon(scene: Scene) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +25,9 @@ from shared.messages import WorkerCard
 from shared.registry import list_workers
 from tests.support.chaos_checks import Books, assert_exact, connected, field_of
 from tests.support.chaos_load import Oracle, follow_all
+from tests.support.headrace_cli import run_headrace
 from tests.support.redis_server import RedisServer
-from tests.support.stack import ROOT, Process, free_port
+from tests.support.stack import Process, free_port
 from tests.support.stream_client import Outcome, follow
 from tests.support.wait import eventually
 
@@ -61,11 +61,7 @@ class Served(Process):
         return len(re.findall(rf"worker \d+ exited with code {FAULT_EXIT_CODE}", self.output()))
 
     def headrace(self, *arguments: str) -> str:
-        """What a command prints; it must succeed."""
-        command = [sys.executable, "-m", "headrace", *arguments, "--redis-url", self.redis_url]
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
+        return run_headrace(self.redis_url, *arguments)
 
     def letters(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.headrace("dead", "list", "--json"))

@@ -6,6 +6,7 @@ writes to a log file that is part of every failure message. Nothing outlives the
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -127,6 +128,12 @@ class Process:
         self.kill()
         self.start()
         self.wait_ready(deadline_s)
+
+    async def restarted(self, deadline_s: float = READY_S) -> None:
+        """The same while an event loop runs. Started in this thread: a program dies with the thread that began it."""
+        self.kill()
+        self.start()
+        await asyncio.to_thread(self.wait_ready, deadline_s)
 
     def log(self) -> str:
         """The end of what it wrote."""
