@@ -12,7 +12,7 @@ from api_service.chunks import public_id, terminal_error, usage_object
 from api_service.logprobs import CompletionLogprobs, Speller
 from api_service.sse import json_bytes
 from shared.errors import HeadraceError
-from shared.messages import Delta, GenerateRequest, Record, Usage
+from shared.messages import Delta, GenerateRequest, PromptLogprob, Record, Usage
 
 __all__ = ["Answer"]
 
@@ -27,6 +27,8 @@ class _Choice:
         self.content: list[dict[str, Any]] = []
         self.legacy: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
         self.arrays = arrays
+        self.scores: list[PromptLogprob] = []
+        self.token_ids: list[int] = []
         self.end: Delta | None = None
 
     def add_legacy(self, arrays: dict[str, Any]) -> None:
@@ -40,29 +42,32 @@ class Answer:
 
     def __init__(self, request: GenerateRequest, speller: Speller | None) -> None:
         self._request = request
+        self._names = speller
         self._speller = speller if request.sampling.logprobs is not None else None
         self._usage = Usage()
         self.error: HeadraceError | None = None
         echo = request.echo
         self._choices = [
-            _Choice(echo[index // request.n] if echo else "", self._new_arrays())
+            _Choice(echo[index // request.n] if echo else "", self._new_arrays(index))
             for index in range(request.num_choices)
         ]
 
-    def _new_arrays(self) -> CompletionLogprobs | None:
+    def _new_arrays(self, index: int) -> CompletionLogprobs | None:
         if self._speller is None or self._request.kind == "chat":
             return None
-        return CompletionLogprobs(self._speller, self._request.sampling.logprobs or 0)
+        return CompletionLogprobs(self._speller, self._request, index)
 
     def add(self, record: Record) -> None:
         for delta in record.deltas:
             choice = self._choices[delta.index]
             choice.texts.append(delta.text)
-            if self._speller is not None and delta.logprobs:
-                if choice.arrays is None:
-                    choice.content += self._speller.chat(delta)
-                else:
+            choice.scores += delta.prompt
+            choice.token_ids += delta.token_ids
+            if choice.arrays is not None:
+                if delta.logprobs or delta.prompt or choice.arrays.begins:
                     choice.add_legacy(choice.arrays.arrays(delta))
+            elif self._speller is not None and delta.logprobs:
+                choice.content += self._speller.chat(delta)
             if delta.finish_reason is not None:
                 choice.end = delta
         if record.end is not None:
@@ -82,8 +87,18 @@ class Answer:
                 "system_fingerprint": request.fingerprint or None,
                 "choices": [self._choice(i, choice, chat) for i, choice in enumerate(self._choices)],
                 "usage": usage_object(self._usage),
+                **(self._of_prompt(0) if chat else {}),
             }
         )
+
+    def _of_prompt(self, index: int) -> dict[str, Any]:
+        """What was asked to be told of a choice's prompt: beside the choices of a chat, in each choice of a completion."""
+        request, choice = self._request, self._choices[index]
+        ids = request.prompts[index // request.n]
+        told: dict[str, Any] = {"prompt_token_ids": ids} if request.return_token_ids else {}
+        if request.prompt_logprobs is not None and self._names is not None:
+            told["prompt_logprobs"] = self._names.prompt_logprobs(ids, choice.scores, request.prompt_logprobs)
+        return told
 
     def _choice(self, index: int, choice: _Choice, chat: bool) -> dict[str, Any]:
         text = "".join(choice.texts)
@@ -99,4 +114,8 @@ class Answer:
         head["finish_reason"] = end.finish_reason
         if end.stop_reason is not None:
             head["stop_reason"] = end.stop_reason
+        if self._request.return_token_ids:
+            head["token_ids"] = choice.token_ids
+        if not chat:
+            head |= self._of_prompt(index)
         return head

@@ -52,7 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "OPTIONS"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "x-ignored-params", "retry-after"],
         )
     if settings.root_path:
         app.add_middleware(RootPath, root_path=settings.root_path, routes=lambda: app.routes)

@@ -62,6 +62,9 @@ class StreamWriter:
         self._speller = speller if request.sampling.logprobs is not None else None
         self._arrays: dict[int, CompletionLogprobs] = {}
         self._tokens = 0
+        self._scores = not self._chat and bool(request.echo) and self._speller is not None
+        """Echoed prompts come with their log-probabilities, in the first events of each choice."""
+        self._begun: set[int] = set()
         self._id = b"id: %b:" % request.rid.encode()
         self._head = b'\ndata: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
             json_bytes(public_id(request)),
@@ -83,9 +86,10 @@ class StreamWriter:
                 for index in range(request.num_choices)
             ]
         else:
-            texts = [request.echo[index // request.n] for index in range(request.num_choices)] if request.echo else []
+            echoes = request.echo and not self._scores
+            texts = [request.echo[index // request.n] for index in range(request.num_choices)] if echoes else []
             choices = [self._choice(index, text, b"null", b"null") for index, text in enumerate(texts) if text]
-        return self._event(-1, choices) if choices else b""
+        return self._event(-1, choices, self._prompt_ids() if self._chat else b"") if choices else b""
 
     def write(self, record: Record) -> bytes:
         """The events of one record, b"" when it brings nothing that a client can see (text held back)."""
@@ -95,18 +99,42 @@ class StreamWriter:
 
     def _delta(self, delta: Delta) -> bytes:
         self._tokens += len(delta.token_ids)
-        logprobs = self._logprobs(delta) if self._speller is not None and delta.logprobs else b"null"
+        first = delta.index not in self._begun
+        self._begun.add(delta.index)
+        scored = self._scores and (first or bool(delta.prompt))
+        logprobs = self._logprobs(delta) if self._speller is not None and (delta.logprobs or scored) else b"null"
+        text = self._request.echo[delta.index // self._request.n] + delta.text if scored and first else delta.text
         if delta.finish_reason in _SHOWN:
-            return self._choice(delta.index, delta.text, logprobs, b'"%b"' % delta.finish_reason.encode(), delta)
-        return self._choice(delta.index, delta.text, logprobs, b"null") if delta.text or delta.logprobs else b""
+            return self._choice(delta.index, text, logprobs, b'"%b"' % delta.finish_reason.encode(), delta, first)
+        shown = text or delta.logprobs or scored or (self._request.return_token_ids and delta.token_ids)
+        return self._choice(delta.index, text, logprobs, b"null", delta, first) if shown else b""
 
-    def _choice(self, index: int, text: str, logprobs: bytes, finish: bytes, end: Delta | None = None) -> bytes:
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        logprobs: bytes,
+        finish: bytes,
+        delta: Delta | None = None,
+        first: bool = False,
+    ) -> bytes:
         if text or not self._chat:
             body = b"%b%b%b" % (self._open_text, json_bytes(text), self._close_text)
         else:
             body = b',"delta":{}'
-        reason = b"" if end is None or end.stop_reason is None else b',"stop_reason":%b' % json_bytes(end.stop_reason)
-        return b'{"index":%d%b,"logprobs":%b,"finish_reason":%b%b}' % (index, body, logprobs, finish, reason)
+        more = b""
+        if delta is not None and delta.stop_reason is not None:
+            more = b',"stop_reason":%b' % json_bytes(delta.stop_reason)
+        if delta is not None and self._request.return_token_ids:
+            more += b',"token_ids":%b' % json_bytes(delta.token_ids)
+            more += self._prompt_ids(index) if first and not self._chat else b""
+        return b'{"index":%d%b,"logprobs":%b,"finish_reason":%b%b}' % (index, body, logprobs, finish, more)
+
+    def _prompt_ids(self, index: int = 0) -> bytes:
+        """A field of the first event (chat) or of each choice's first one; b"" when nobody asked."""
+        request = self._request
+        ids = request.prompts[index // request.n]
+        return b',"prompt_token_ids":%b' % json_bytes(ids) if request.return_token_ids else b""
 
     def _logprobs(self, delta: Delta) -> bytes:
         assert self._speller is not None
@@ -114,17 +142,18 @@ class StreamWriter:
             return json_bytes({"content": self._speller.chat(delta), "refusal": None})
         arrays = self._arrays.get(delta.index)
         if arrays is None:
-            arrays = CompletionLogprobs(self._speller, self._request.sampling.logprobs or 0)
+            arrays = CompletionLogprobs(self._speller, self._request, delta.index)
             self._arrays[delta.index] = arrays
         return json_bytes(arrays.arrays(delta))
 
-    def _event(self, position: int, choices: list[bytes]) -> bytes:
+    def _event(self, position: int, choices: list[bytes], more: bytes = b"") -> bytes:
         if position <= self._cursor:
             return b""
         tail = self._tail
         if self._request.continuous_usage:
             usage = Usage(self._request.prompt_tokens, self._tokens)
             tail = b'],"usage":%b}\n\n' % json_bytes(usage_object(usage))
+        tail = b"]%b%b" % (more, tail[1:]) if more else tail
         return b"%b%d%b%b%b" % (self._id, position, self._head, b",".join(choices), tail)
 
     def _ending(self, record: Record, end: End) -> bytes:

@@ -8,9 +8,10 @@ the text.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
 
-from shared.messages import Delta, TokenLogprob
+from shared.messages import Delta, GenerateRequest, PromptLogprob, TokenLogprob
 from shared.text.token_bytes import TokenBytes
 
 __all__ = ["CompletionLogprobs", "Speller"]
@@ -42,6 +43,33 @@ class Speller:
         """The text endpoint's name of a token: its text, or "bytes:\\xf0\\x9f" (as OpenAI) for part of a character."""
         return legacy_text(self._bytes_of(token_id))
 
+    def prompt_parts(self, ids: Sequence[int], text: str) -> list[bytes]:
+        """What each prompt token adds to the echoed text; a BOS that was put in front of the caller's text adds none."""
+        parts = list(map(self._bytes_of, ids))
+        if b"".join(parts[1:]) == text.encode() and parts[0]:
+            parts[0] = b""
+        return parts
+
+    def prompt_logprobs(
+        self, ids: Sequence[int], scores: Sequence[PromptLogprob], alternatives: int
+    ) -> list[dict[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: null for the first token, then {id: {logprob, rank, decoded_token}}, the best ones
+        and the token itself."""
+        entries: list[dict[str, Any] | None] = [None] if ids else []
+        for score in scores:
+            ranked = [(i + 1, token_id, value) for i, (token_id, value) in enumerate(score.top[:alternatives])]
+            entries.append(
+                {
+                    str(token_id): {
+                        "logprob": value,
+                        "rank": rank,
+                        "decoded_token": self._bytes_of(token_id).decode(errors="replace"),
+                    }
+                    for rank, token_id, value in (*ranked, (score.rank, score.token_id, score.logprob))
+                }
+            )
+        return entries
+
     def _alternatives(self, item: TokenLogprob) -> list[dict[str, Any]]:
         return [self._entry(token_id, logprob, self._bytes_of(token_id)) for token_id, logprob in item.top]
 
@@ -59,28 +87,51 @@ def legacy_text(part: bytes) -> str:
 class CompletionLogprobs:
     """The text endpoint's arrays of one choice. Remembers how much text the choice has, for `text_offset`."""
 
-    def __init__(self, speller: Speller, alternatives: int, offset: int = 0) -> None:
+    def __init__(self, speller: Speller, request: GenerateRequest, index: int) -> None:
+        """Of choice `index` of a completion that asks for log-probabilities; with those of its prompt when echoed."""
         self._speller = speller
-        self._alternatives = alternatives
-        self._offset = offset
+        self._alternatives = request.sampling.logprobs or 0
+        self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._prompt: list[bytes] = []
+        if request.echo and request.sampling.prompt_logprobs is not None:
+            position = index // request.n
+            self._prompt = speller.prompt_parts(request.prompts[position], request.echo[position])
+        self._next = 0
+        """How many tokens of the prompt have been told."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether the prompt's first token, which has no log-probability, is still to be told."""
+        return bool(self._prompt) and self._next == 0
 
     def arrays(self, delta: Delta) -> dict[str, Any]:
         """tokens, token_logprobs, top_logprobs (null when none were asked for) and text_offset of one delta."""
-        parts = self._speller.in_text(delta)
+        items: list[TokenLogprob | PromptLogprob | None] = [*delta.prompt, *delta.logprobs]
+        scored = len(delta.prompt) if self._prompt else 0
+        if not self._prompt:
+            items = [*delta.logprobs]
+        elif self._next == 0:
+            items, scored = [None, *items], scored + 1
+        parts = [*self._prompt[self._next : self._next + scored], *self._speller.in_text(delta)]
+        self._next += scored
         offsets = []
-        for part in parts:
+        for i, part in enumerate(parts):
+            if i == scored and self._next == len(
+                self._prompt
+            ):  # echoed text is whole: half a character is shown as one
+                self._offset += len(self._decoder.decode(b"", final=True))
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(part))
-        top = [self._top(item) for item in delta.logprobs] if self._alternatives else None
         return {
             "tokens": list(map(legacy_text, parts)),
-            "token_logprobs": [item.logprob for item in delta.logprobs],
-            "top_logprobs": top,
+            "token_logprobs": [item.logprob if item else None for item in items],
+            "top_logprobs": [self._top(item) if item else None for item in items] if self._alternatives else None,
             "text_offset": offsets,
         }
 
-    def _top(self, item: TokenLogprob) -> dict[str, float]:
+    def _top(self, item: TokenLogprob | PromptLogprob) -> dict[str, float]:
         """The best ones, and the chosen one when it is not among them."""
-        chosen = (item.token_id, item.logprob)
-        return {self._speller.legacy_name(token_id): logprob for token_id, logprob in (*item.top, chosen)}
+        names, chosen = self._speller.legacy_name, (item.token_id, item.logprob)
+        best = item.top[: self._alternatives]
+        return {names(token_id): logprob for token_id, logprob in (*best, chosen)}

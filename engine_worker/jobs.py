@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from engine_worker.request import PromptLogprobs, Request, TokenEvent, TokenLogprobs
 from shared.claims import Claim, Commit
+from shared.grammars.backend import TokenMatcher
 from shared.messages import (
     Delta,
     End,
@@ -23,7 +24,6 @@ from shared.messages import (
     Usage,
     encode,
 )
-from shared.grammars.backend import TokenMatcher
 from shared.params import choice_seed
 from shared.text.choice_text import ChoiceText
 from shared.text.token_bytes import TokenBytes

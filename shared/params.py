@@ -20,6 +20,7 @@ class GrammarSpec:
     """What the whole output has to match. Checked by the pod, compiled by every worker that runs the request."""
 
     kind: Literal["json_schema", "regex", "lark"]
+    """"lark" is llguidance's dialect of it, or llama.cpp's GBNF."""
     text: str
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from api_service.prepare.extensions import extensions, truncated
 from api_service.prepare.limits import answer_limit, check_text_length
 from api_service.prepare.model import ServedModel
 from api_service.prepare.render import encode_chat, render_chat
@@ -31,15 +32,17 @@ def prepare_chat(body: ChatCompletionRequest, model: ServedModel) -> GenerateReq
         kwargs=body.chat_template_kwargs or {},
     )
     check_text_length(model, text, "messages")
-    ids = encode_chat(model, text)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    ids = truncated(body, encode_chat(model, text), model, asked)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = answer_limit(model, len(ids), asked, default=None, param="messages", asked_param=name)
     return GenerateRequest(
         rid="",
         model=model.card.name,
         prompts=(tuple(ids),),
-        sampling=sampling_params(body, model, (body.top_logprobs or 0) if body.logprobs else None),
+        sampling=sampling_params(
+            body, model, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs
+        ),
         stop=stop_conditions(body, model, max_tokens),
         n=body.n or 1,
         kind="chat",
@@ -47,6 +50,7 @@ def prepare_chat(body: ChatCompletionRequest, model: ServedModel) -> GenerateReq
         continuous_usage=body.continuous_usage,
         fingerprint=model.card.fingerprint,
         tokenizer=model.card.tokenizer,
+        **extensions(body),
     )
 
 

@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+from api_service.prepare.extensions import extensions, fill_in_the_middle, truncated
 from api_service.prepare.limits import COMPLETION_DEFAULT_TOKENS, answer_limit, check_text_length
 from api_service.prepare.model import ServedModel
 from api_service.prepare.sampling import check_token_ids, sampling_params, stop_conditions
@@ -32,12 +33,15 @@ def prepare_completion(body: CompletionRequest, model: ServedModel) -> GenerateR
         )
         for ids, path in zip(prompts, paths, strict=True)
     ]
-    echo = [_text(prompt, ids, model) for prompt, ids in zip(body.prompt, prompts, strict=True)] if body.echo else []
+    scores = body.scored_alternatives
+    echo = (
+        [_text(body, prompt, ids, model) for prompt, ids in zip(body.prompt, prompts, strict=True)] if body.echo else []
+    )
     return GenerateRequest(
         rid="",
         model=model.card.name,
         prompts=tuple(map(tuple, prompts)),
-        sampling=sampling_params(body, model, body.logprobs),
+        sampling=sampling_params(body, model, body.logprobs, scores),
         stop=stop_conditions(body, model, min(limits)),
         n=body.n or 1,
         kind="completion",
@@ -46,16 +50,22 @@ def prepare_completion(body: CompletionRequest, model: ServedModel) -> GenerateR
         continuous_usage=body.continuous_usage,
         fingerprint=model.card.fingerprint,
         tokenizer=model.card.tokenizer,
+        **extensions(body),
     )
 
 
 def _encode(body: CompletionRequest, prompt: Prompt, model: ServedModel, path: str) -> list[int]:
+    ids = truncated(body, _tokens(body, prompt, model, path), model, body.max_tokens)
+    return fill_in_the_middle(model, ids, body.suffix) if body.suffix else ids
+
+
+def _tokens(body: CompletionRequest, prompt: Prompt, model: ServedModel, path: str) -> list[int]:
     if isinstance(prompt, str):
         check_text_length(model, prompt, path)
         ids = model.vocabulary.encode(prompt)
         bos = model.bos_token_id if body.add_special_tokens is not False else None
         return ids if bos is None else [bos, *ids]
-    if len(prompt) > model.window:
+    if len(prompt) > model.window and body.truncate_prompt_tokens is None:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {model.window} tokens. "
             f"However, your prompt has {len(prompt)} tokens.",
@@ -65,8 +75,8 @@ def _encode(body: CompletionRequest, prompt: Prompt, model: ServedModel, path: s
     return prompt
 
 
-def _text(prompt: Prompt, ids: list[int], model: ServedModel) -> str:
+def _text(body: CompletionRequest, prompt: Prompt, ids: list[int], model: ServedModel) -> str:
     """What `echo` gives back: the text as it came, or the text of the ids, special tokens included."""
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         return prompt
     return b"".join(map(model.vocabulary.token_bytes.bytes_of, ids)).decode(errors="replace")

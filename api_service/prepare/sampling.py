@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 
+from api_service.prepare.grammar import output_grammar
 from api_service.prepare.model import ServedModel
 from api_service.schemas.common import GenerationBody
 from shared.errors import InvalidRequest
@@ -26,10 +27,13 @@ def check_token_ids(ids: Iterable[int], model: ServedModel, param: str) -> None:
         raise InvalidRequest(f"'{param}' holds a token id outside 0 … {model.card.vocab_size - 1}.", param=param)
 
 
-def sampling_params(body: GenerationBody, model: ServedModel, logprobs: int | None) -> SamplingParams:
+def sampling_params(
+    body: GenerationBody, model: ServedModel, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
     """`logprobs`: how many best alternatives are wanted, None for no log-probabilities. Raises InvalidRequest."""
     defaults = model.card.defaults
     check_token_ids(body.logit_bias, model, "logit_bias")
+    check_token_ids(body.allowed_token_ids or (), model, "allowed_token_ids")
     temperature = _given(body.temperature, defaults.get("temperature"), 1.0)
     top_p = _given(body.top_p, defaults.get("top_p"), 1.0)
     top_k = int(_given(body.top_k, defaults.get("top_k"), 0))
@@ -47,7 +51,17 @@ def sampling_params(body: GenerationBody, model: ServedModel, logprobs: int | No
         logit_bias={token_id: bias for token_id, bias in body.logit_bias.items() if bias},
         min_tokens=body.min_tokens or 0,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        bad_words=_bad_words(body.bad_words, model),
+        allowed_token_ids=body.allowed_token_ids,
+        grammar=output_grammar(body, model),
     )
+
+
+def _bad_words(words: Iterable[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of each word, at the start of a text and after a space."""
+    sequences = [tuple(model.vocabulary.encode(lead + word.strip())) for word in words for lead in ("", " ")]
+    return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
 
 
 def _given(value: float | None, default: float | None, fallback: float) -> float:

@@ -26,7 +26,7 @@ from api_service.delivery import EventStream, collect
 from api_service.logprobs import Speller
 from api_service.prepare.model import ServedModel
 from api_service.retries import RetryKey, retry_key, shard_of_digest
-from api_service.schemas.common import GenerationBody
+from api_service.schemas.common import Body, GenerationBody
 from api_service.services import Services
 from api_service.stream import Stream
 from shared.connections import REDIS_DOWN
@@ -34,7 +34,7 @@ from shared.errors import InvalidRequest, PodDraining, RedisUnavailable
 from shared.keys import new_rid
 from shared.messages import GenerateRequest
 
-__all__ = ["body_schema", "generate", "services_of", "speller_for", "stream_response"]
+__all__ = ["body_schema", "generate", "name_ignored", "services_of", "speller_for", "stream_response"]
 
 KEEP_RUNNING = "X-Headrace-Keep-Running"
 """Seconds a request goes on after its client has gone."""
@@ -91,9 +91,19 @@ async def generate(
         stream = await services.relay.open(queued, retry, deadline_s)
         unless_answered.pop_all()  # from here on the response owns the permit
         speller = _speller(model, stream.request)
+        response: Response
         if body.stream:
-            return stream_response(services, stream, StreamWriter(stream.request, speller), permit)
-        return await _whole(services, stream, speller, permit, request, resumable=retry is not None)
+            response = stream_response(services, stream, StreamWriter(stream.request, speller), permit)
+        else:
+            response = await _whole(services, stream, speller, permit, request, resumable=retry is not None)
+        return name_ignored(response, body)
+
+
+def name_ignored(response: Response, body: Body) -> Response:
+    """Tells in a header which fields of the body were accepted and are not used."""
+    if body.ignored:
+        response.raw_headers.append((b"x-ignored-params", ", ".join(body.ignored).encode()))
+    return response
 
 
 def stream_response(services: Services, stream: Stream, writer: StreamWriter, permit: Permit) -> EventStream:
@@ -106,14 +116,18 @@ def stream_response(services: Services, stream: Stream, writer: StreamWriter, pe
 
 async def speller_for(services: Services, request: GenerateRequest) -> Speller | None:
     """From the request's metadata alone, for a pod that resumes its stream. Raises ModelNotFound, RedisUnavailable."""
-    if request.sampling.logprobs is None:
+    if not _spells(request):
         return None
     vocabulary = await services.registry.vocabulary(request.tokenizer)
     return Speller(vocabulary.token_bytes, skip_special_tokens=request.stop.skip_special_tokens)
 
 
+def _spells(request: GenerateRequest) -> bool:
+    return request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
+
+
 def _speller(model: ServedModel, request: GenerateRequest) -> Speller | None:
-    if request.sampling.logprobs is None:
+    if not _spells(request):
         return None
     return Speller(model.vocabulary.token_bytes, skip_special_tokens=request.stop.skip_special_tokens)
 

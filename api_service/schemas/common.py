@@ -7,10 +7,11 @@ silently.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
 
 from shared.errors import InvalidRequest
 
@@ -23,6 +24,12 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_IDS = 1024
 """Entries of logit_bias and of stop_token_ids."""
+MAX_BAD_WORDS = 256
+MAX_ALLOWED_IDS = 65_536
+MAX_PROMPT_LOGPROBS = 20
+MAX_PRIORITY = 100
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_IGNORED = 32
 _MESSAGE_LENGTH = 300
 _INT64 = 2**63
 
@@ -37,6 +44,13 @@ class Body(BaseModel):
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Known keys we do not honour -> the values that change nothing and so are accepted, as null always is."""
 
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Keys the client sent that nothing here reads, for the header `x-ignored-params`."""
+        return self._ignored
+
 
 def parse(model: type[BodyT], body: Mapping[str, Any]) -> BodyT:
     """Raises InvalidRequest naming the first bad field; never quotes what the client sent."""
@@ -46,9 +60,14 @@ def parse(model: type[BodyT], body: Mapping[str, Any]) -> BodyT:
             allowed = f" Accepted are: {', '.join(map(_spelled, harmless))}." if harmless else ""
             raise InvalidRequest(f"'{key}' is not supported here with this value.{allowed}", param=key)
     try:
-        return model.model_validate(body)
+        parsed = model.model_validate(body)
     except ValidationError as error:
         raise _first_error(error) from None
+    known = model.model_fields.keys() | model.UNSUPPORTED.keys()
+    parsed._ignored = tuple(
+        sorted(key for key, value in body.items() if value is not None and key not in known and _PLAIN.fullmatch(key))
+    )[:_MAX_IGNORED]
+    return parsed
 
 
 def _spelled(value: Any) -> str:
@@ -88,6 +107,30 @@ def _token_ids(value: object) -> object:
         raise ValueError("must be a list of token ids")
     if len(value) > MAX_IDS:
         raise ValueError(f"at most {MAX_IDS} token ids are allowed")
+    return tuple(value)
+
+
+def _words(value: object) -> object:
+    """A list of words -> tuple. One that is empty or white space would forbid everything or nothing."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+        raise ValueError("must be a list of strings")
+    if len(value) > MAX_BAD_WORDS:
+        raise ValueError(f"at most {MAX_BAD_WORDS} words are allowed")
+    if not all(word.strip() and len(word) <= MAX_STOP_LENGTH for word in value):
+        raise ValueError(f"a word has 1 to {MAX_STOP_LENGTH} characters, not only white space")
+    return tuple(value)
+
+
+def _allowed(value: object) -> object:
+    """A non-empty list of token ids; null allows all."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not value or not all(type(item) is int for item in value):
+        raise ValueError("must be a list of one or more token ids")
+    if len(value) > MAX_ALLOWED_IDS:
+        raise ValueError(f"at most {MAX_ALLOWED_IDS} token ids are allowed")
     return tuple(value)
 
 
@@ -144,6 +187,27 @@ class GenerationBody(Body):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    bad_words: Annotated[
+        tuple[str, ...], BeforeValidator(_words), WithJsonSchema({"type": "array", "items": {"type": "string"}})
+    ] = ()
+    allowed_token_ids: Annotated[tuple[int, ...] | None, BeforeValidator(_allowed)] = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
+    """Adds log-probabilities of the prompt's tokens to the answer. Not for streams."""
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
+    """Keeps this many tokens of the prompt's end; -1 as many as fit beside the answer."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Lower is served first."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Cached prefixes are shared between requests of the same salt only."""
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's way to say it: one of json, regex, choice, grammar, json_object. Read by prepare/grammar.py."""
+    guided_json: dict[str, Any] | str | None = None
+    """vLLM's older names for the same."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     deadline_ms: Annotated[int, Field(ge=1, lt=2**40)] | None = None
     """Milliseconds from now; a request that has not been started by then is dropped. Ours, not OpenAI's."""
 
@@ -154,21 +218,9 @@ class GenerationBody(Body):
         "use_beam_search": (False,),
         "length_penalty": (1, 1.0),
         "early_stopping": (False,),
-        "bad_words": ([],),
-        "allowed_token_ids": (),
-        "truncate_prompt_tokens": (),
-        "prompt_logprobs": (),
         "prompt_embeds": (),
-        "priority": (0,),
-        "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "spaces_between_special_tokens": (True,),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
         "logits_processors": ([],),
         "kv_transfer_params": (),
     }
@@ -177,6 +229,10 @@ class GenerationBody(Body):
         """OpenAI's rule: options of a stream only with a stream. Raises InvalidRequest."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("'prompt_logprobs' is not available in streams.", param="prompt_logprobs")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("'truncate_prompt_tokens' must be -1, or 1 or more.", param="truncate_prompt_tokens")
 
     @property
     def include_usage(self) -> bool:

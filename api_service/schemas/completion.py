@@ -58,10 +58,13 @@ class CompletionRequest(GenerationBody):
     add_special_tokens: bool | None = None
     """False leaves out the BOS token of models that want one."""
     best_of: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 only to score the prompt."""
+    suffix: Annotated[str, Field(max_length=1 << 20)] | None = None
+    """Text after the answer, for models with fill-in-the-middle tokens."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **{key: ok for key, ok in GenerationBody.UNSUPPORTED.items() if key != "best_of"},
-        "suffix": ("",),
     }
 
     def check(self) -> None:
@@ -72,8 +75,15 @@ class CompletionRequest(GenerationBody):
             raise InvalidRequest("'best_of' is only supported when it equals 'n'.", param="best_of")
         if len(self.prompt) * n > MAX_CHOICES:
             raise InvalidRequest(f"Prompts times 'n' must be at most {MAX_CHOICES}.", param="n")
-        if self.echo and self.logprobs is not None:
+        if self.max_tokens == 0 and self.scored_alternatives is None:
             raise InvalidRequest(
-                "'echo' together with 'logprobs' is not supported yet: prompt log-probabilities are not computed.",
-                param="echo",
+                "'max_tokens' must be 1 or more, unless 'echo' with 'logprobs' scores the prompt.", param="max_tokens"
             )
+        if self.echo and self.suffix:
+            raise InvalidRequest("'echo' and 'suffix' cannot be combined.", param="echo")
+
+    @property
+    def scored_alternatives(self) -> int | None:
+        """How many alternatives are wanted for each prompt token; None: no log-probabilities of the prompt."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)

@@ -64,7 +64,7 @@ class Adjuster:
         self._counts: dict[str, _Counts] = {}
 
     def adjust(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
-        """logits float32 [R, V], contiguous; row i belongs to rows[i]. Order: penalties, bias, then what is ruled out."""
+        """logits float32 [R, V], contiguous; row i belongs to rows[i]. Order: penalties, bias, bans."""
         self._penalise(logits, [(i, row) for i, row in enumerate(rows) if _has_penalties(row.sampling)])
         biased = [(i, row.sampling.logit_bias) for i, row in enumerate(rows) if row.sampling.logit_bias]
         if biased:
@@ -72,7 +72,8 @@ class Adjuster:
             values[values <= _BAN] = -np.inf
             flat = _flat(logits, [(i, np.fromiter(bias, np.int64, len(bias))) for i, bias in biased])
             logits.view(-1)[flat] += torch.from_numpy(values).to(logits.device)
-        banned = [(i, ids) for i, row in enumerate(rows) if len(ids := _banned(row))]
+        strict = [(i, row) for i, row in enumerate(rows) if row.sampling.min_tokens or row.sampling.bad_words]
+        banned = [(i, ids) for i, row in strict if len(ids := _banned(row))]
         if banned:
             logits.view(-1)[_flat(logits, banned)] = -torch.inf
         for i, row in enumerate(rows):

@@ -122,6 +122,37 @@ def test_smp_04_05_seeds() -> None:
     assert len({sampling().seed for _ in range(20)}) == 20
 
 
+def test_what_scores_prompts_asks_for_as_many_alternatives_as_the_larger_wish() -> None:
+    assert sampling(echo=True, logprobs=2).prompt_logprobs == 2
+    assert sampling(echo=True, logprobs=2, prompt_logprobs=5).prompt_logprobs == 5
+    assert sampling(logprobs=2).prompt_logprobs is None
+    assert prepare("x", echo=True, logprobs=0, max_tokens=0).stop.max_tokens == 0
+    assert prepare("x", prompt_logprobs=3).prompt_logprobs == 3
+
+
+def test_extensions_pass_through() -> None:
+    request = prepare("x", priority=-3, cache_salt="s", return_token_ids=True)
+    assert (request.priority, request.cache_salt, request.return_token_ids) == (-3, "s", True)
+    words = sampling(bad_words=["world"]).bad_words
+    assert set(words) == {tuple(token_ids("world")), tuple(token_ids(" world"))}
+    assert refused("x", allowed_token_ids=[100_000]).param == "allowed_token_ids"
+
+
+def test_the_end_of_a_prompt_is_kept() -> None:
+    ids = token_ids("Hello world again")
+    cut = prepare("Hello world again", truncate_prompt_tokens=2, echo=True)
+    assert cut.prompts == (tuple(ids[-2:]),)
+    assert "Hello world again".endswith(cut.echo[0])
+    long = prepare([5] * 300, truncate_prompt_tokens=-1, max_tokens=10)
+    assert len(long.prompts[0]) == 246  # the window is 256
+    assert refused([5] * 300, truncate_prompt_tokens=256).code == "context_length_exceeded"
+
+
+def test_a_suffix_needs_fill_in_the_middle_tokens() -> None:
+    assert refused("def f(", suffix="return x").param == "suffix"
+    assert prepare("x", suffix="").prompts == prepare("x").prompts
+
+
 def test_echo_gives_the_texts_back() -> None:
     assert prepare(["Hello", "world"], echo=True).echo == ("Hello", "world")
     assert prepare(token_ids("世界!"), echo=True).echo == ("世界!",)

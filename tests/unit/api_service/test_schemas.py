@@ -125,12 +125,13 @@ def test_use_08_stream_options(make: Any, options: Any, stream: bool | None, acc
         ("use_beam_search", True, False),
         ("guided_json", {}, None),
         ("structured_outputs", {"regex": "a"}, None),
-        ("prompt_logprobs", 0, None),
-        ("truncate_prompt_tokens", 5, None),
-        ("allowed_token_ids", [1], None),
-        ("bad_words", ["x"], []),
-        ("return_token_ids", True, False),
-        ("priority", 1, 0),
+        ("prompt_logprobs", 21, 0),
+        ("truncate_prompt_tokens", 0, -1),
+        ("allowed_token_ids", [], [1]),
+        ("bad_words", [" "], []),
+        ("return_token_ids", 1, False),
+        ("priority", 101, -100),
+        ("cache_salt", "", "a"),
     ],
 )
 def test_smp_08_known_fields_are_refused_by_name_or_harmless(
@@ -160,12 +161,14 @@ def test_smp_08_of_chat(key: str, value: Any) -> None:
 @BOTH
 def test_msg_05_unknown_keys_are_ignored(make: Any) -> None:
     extra = {"foo": {"a": 1}, "metadata": {"k": "v"}, "user": "u", "safety_identifier": "s", "prompt_cache_key": "p"}
-    assert make(**extra) == make()
+    assert make(**extra).model_dump() == make().model_dump()
+    assert make(**extra, n=1, best_of=None, store=False).ignored == tuple(sorted(extra))
+    assert make(**{"bad\r\nname": 1}).ignored == ()
 
 
 def test_msg_05_unknown_keys_in_messages_are_ignored() -> None:
     noisy = {**USER, "id": 7, "opts": {"v": 1}, "cache_control": {"type": "ephemeral"}, "refusal": None}
-    assert chat(messages=[noisy]) == chat()
+    assert chat(messages=[noisy]).model_dump() == chat().model_dump()
 
 
 @pytest.mark.parametrize(
@@ -276,11 +279,14 @@ def test_nch_03_prompts_times_n_are_bounded() -> None:
 
 
 def test_completion_rules() -> None:
-    assert refused(completion, suffix="x").param == "suffix"
     assert completion(suffix="", best_of=1)
     assert completion(n=2, best_of=2)
     assert refused(completion, n=3, best_of=2).param == "best_of"
-    assert refused(completion, echo=True, logprobs=1).param == "echo"
+    assert completion(echo=True, logprobs=1, max_tokens=0).scored_alternatives == 1
+    assert refused(completion, echo=True, max_tokens=0).param == "max_tokens"  # LIM-03
+    assert refused(completion, logprobs=1, max_tokens=0).param == "max_tokens"
+    assert refused(completion, prompt_logprobs=1, stream=True).param == "prompt_logprobs"
+    assert refused(completion, echo=True, suffix="x").param == "echo"
 
 
 def test_no_input_ever_makes_another_error_than_a_400() -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens and embeddings, against transformers: whatever the chunks, the batch, the cache."""
+"""Log-probabilities of prompt tokens and embeddings against transformers: whatever the chunks, batch and cache."""
 
 from __future__ import annotations
 
