@@ -1,8 +1,8 @@
 """Structured output in the sampler: rules out tokens that cannot lead to a match of a row's grammar.
 
-`prepare` starts filling the masks on a thread of its own, so that it happens while the model runs; `apply` waits for what
-is left of it. A row's mask depends on its grammar and its output alone: computing a batch again, in parts, or after a
-take-over gives the same one.
+`prepare` starts filling the masks on a thread of its own, so that it happens while the model runs; `apply` waits for
+what is left of it. A row's mask depends on its grammar and its output alone: computing a batch again,
+in parts, or after a take-over gives the same one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GrammarMasks:
         self._pending = self._pool.submit(_fill, work, vocab_size) if work else None
 
     def apply(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
-        """logits float32 [R, V], changed in place, after every other adjustment: what a grammar forbids becomes -inf."""
+        """logits float32 [R, V], changed in place, last of all: what a grammar forbids becomes -inf."""
         places = [i for i, row in enumerate(rows) if row.matcher is not None]
         if not places:
             return

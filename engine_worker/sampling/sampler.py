@@ -40,7 +40,7 @@ class Sampler:
         self._masks = GrammarMasks()
 
     def prepare(self, rows: Sequence[ScheduledRequest], vocab_size: int) -> None:
-        """Optional word of the rows to come, before the model runs: what their grammars allow is found out meanwhile."""
+        """Optional word of the rows to come, before the model runs: grammar masks are made meanwhile."""
         self._masks.prepare(rows, vocab_size)
 
     @torch.inference_mode()

@@ -7,6 +7,7 @@ tokenizers: the engine imports this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from shared.params import GrammarSpec
 
 try:
     import llguidance
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 except ImportError:  # a machine that only computes
     llguidance = None  # type: ignore[assignment]
 
@@ -24,11 +26,11 @@ MAX_WHITESPACE = 8
 """Characters of white space between two JSON tokens; without a bound a model may write nothing else."""
 _MESSAGE_LENGTH = 300
 
-_JSON_OPTIONS: llguidance.JsonCompileOptions = {
+_JSON_OPTIONS: dict[str, Any] = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,%d}" % MAX_WHITESPACE,
+    "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}",
     "coerce_one_of": False,
     "lenient": False,
 }
@@ -45,11 +47,20 @@ def grammar_text(spec: GrammarSpec) -> str:
     if spec.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(spec.text)
     if spec.kind == "lark":
-        return llguidance.LLMatcher.grammar_from_lark(spec.text)
+        return llguidance.LLMatcher.grammar_from_lark(_lark(spec.text))
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=_JSON_OPTIONS)
+        return llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=cast("Any", _JSON_OPTIONS))
     except ValueError as error:
         raise GrammarError(first_line(str(error))) from None
+
+
+def _lark(text: str) -> str:
+    """Lark as it is, GBNF translated."""
+    try:
+        lark: str = any_to_lark(text)
+    except (GbnfToLarkError, RecursionError, ValueError, IndexError) as error:
+        raise GrammarError(first_line(str(error))) from None
+    return lark
 
 
 def limits() -> llguidance.LLParserLimits:
@@ -76,7 +87,7 @@ def _require_library() -> None:
 
 
 class TokenMatcher:
-    """The grammar's state of one choice. `follow` takes the output so far, so a take-over simply starts with more of it."""
+    """The grammar's state of one choice. `follow` takes all of the output: a take-over just starts with more of it."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self.state = matcher

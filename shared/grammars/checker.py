@@ -1,7 +1,7 @@
 """A pod's door for grammars: says what is wrong with one before it is queued, in bounded time whatever it is.
 
-In: a GrammarSpec. Out: nothing, or GrammarError. Owns one helper process (trial.py), started when first needed and again
-after it had to be given up. Blocking and thread-safe; results are kept by content.
+In: a GrammarSpec. Out: nothing, or GrammarError. Owns one helper process (trial.py), started when first needed and
+again after it had to be given up. Blocking and thread-safe; results are kept by content.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GrammarChecker:
         self._known: OrderedDict[GrammarSpec, str] = OrderedDict()
 
     def check(self, spec: GrammarSpec) -> None:
-        """Raises GrammarError, with a reason for the client, for what cannot be compiled, never matches or is hostile."""
+        """Raises GrammarError (a reason for the client) for what cannot be compiled, never matches or is hostile."""
         if len(spec.text) > MAX_CHARACTERS:
             raise GrammarError(f"it has more than {MAX_CHARACTERS} characters")
         with self._lock:

@@ -1,7 +1,7 @@
 """Grammars for one tokenizer, as workers run them: a spec in, token matchers out, compiled once a spec.
 
-Blocking, thread-safe; a compilation takes from half a millisecond to some ten, without the interpreter's lock. Pods have
-refused by then what could take longer (checker.py).
+Blocking, thread-safe; a compilation takes from half a millisecond to some ten, without the interpreter's lock. Pods
+have refused by then what could take longer (checker.py).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
@@ -23,7 +24,7 @@ _KEPT = 128
 
 
 class GrammarCompiler:
-    """Grammars of one model. Raises ValueError when there can be none: no library, or no end token (nothing would ever be complete)."""
+    """Grammars of one model. Raises ValueError when there can be none: no library, or no end token."""
 
     def __init__(
         self, tokenizer_json: bytes, token_bytes: TokenBytes, eos_token_ids: Sequence[int], vocab_size: int
@@ -33,7 +34,9 @@ class GrammarCompiler:
         if not eos_token_ids:
             raise ValueError("the model has no end token")
         wrapper = _Vocabulary(tokenizer_json, token_bytes, eos_token_ids[0], vocab_size)
-        self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        self._tokenizer = llguidance.LLTokenizer(
+            cast("Any", wrapper), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+        )
         self._lock = threading.Lock()
         self._compiled: OrderedDict[GrammarSpec, llguidance.LLMatcher] = OrderedDict()
 
@@ -72,17 +75,19 @@ class _Vocabulary:
         self.special_token_ids = sorted(i for i in token_bytes.special if i < vocab_size)
         self._table = token_bytes
         self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-        self._by_bytes = {piece: i for i, piece in reversed(list(enumerate(table))) if piece}
+        ordinary = [(i, piece) for i, piece in enumerate(table) if piece and i not in token_bytes.special]
+        self._by_bytes = {piece: i for i, piece in reversed(ordinary)}
         self._longest = max(map(len, table), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens whose bytes are exactly the text's; greedy where the tokenizer would add or change something."""
+        """Ordinary tokens whose bytes are exactly the text's; greedy where the tokenizer has other ideas."""
         wanted = text.encode() if isinstance(text, str) else text
         try:
             ids: list[int] = self._tokenizer.encode(wanted.decode(), add_special_tokens=False).ids
         except UnicodeDecodeError:
             ids = []
-        return ids if b"".join(map(self._table.bytes_of, ids)) == wanted else self._greedy(wanted)
+        exact = b"".join(map(self._table.bytes_of, ids)) == wanted and self._table.special.isdisjoint(ids)
+        return ids if exact else self._greedy(wanted)
 
     def _greedy(self, wanted: bytes) -> list[int]:
         """Longest match; a byte without a token ends it, and llguidance goes on by itself."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,14 +32,14 @@ class _Bytes:
     is_tokenizer_wrapper = True
     eos_token_id = _END
     bos_token_id = None
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<end>"]
-    special_token_ids = [_END]
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (_END,)
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-_TOKENIZER = llguidance.LLTokenizer(_Bytes(), n_vocab=_END + 1, eos_token=_END, slices=[])
+_TOKENIZER = llguidance.LLTokenizer(cast("Any", _Bytes()), n_vocab=_END + 1, eos_token=_END, slices=[])
 
 
 def try_grammar(spec: GrammarSpec) -> str:

@@ -1,0 +1,125 @@
+"""What a pod says of a grammar before it queues the request, and that it always says it soon."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shared.grammars.backend import GrammarError
+from shared.grammars.checker import MAX_CHARACTERS, GrammarChecker, check_pattern
+from shared.params import GrammarSpec
+
+NESTED = [{"type": "string", "pattern": f"(a|b)*{'ab'[i % 2]}(a|b){{{i}}}"} for i in range(20)]
+
+REFUSED: dict[str, Any] = {
+    "unknown type": {"type": "foo"},
+    "properties no object": {"properties": 5},
+    "required no list": {"required": "x"},
+    "empty enum": {"enum": []},
+    "ref to nowhere": {"$ref": "#/$defs/x"},
+    "ref to itself": {"$ref": "#"},
+    "circle of refs": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "open group": {"type": "string", "pattern": "("},
+    "open class": {"type": "string", "pattern": "[a-"},
+    "look-ahead": {"type": "string", "pattern": "(?=a)b"},
+    "minimum above maximum": {"type": "integer", "minimum": 5, "maximum": 3},
+    "pattern against length": {"type": "string", "pattern": "^a$", "minLength": 5},
+    "keyword without support": {"not": {"type": "string"}},
+    "remote ref": {"$ref": "http://example.com/x.json"},
+    "exponential allOf": {
+        "allOf": [{"anyOf": [{"properties": {f"a{i}_{j}": {"type": "integer"}}} for j in range(4)]} for i in range(10)]
+    },
+    "endless intersection": {"allOf": NESTED},
+}
+
+ACCEPTED: dict[str, Any] = {
+    "recursive list": {
+        "$ref": "#/$defs/n",
+        "$defs": {
+            "n": {
+                "type": "object",
+                "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}},
+                "required": ["v", "next"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    "10,000 values": {"enum": [f"value {i}" for i in range(10_000)]},
+    "1,000 properties": {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1000)}},
+    "format": {"type": "string", "format": "email"},
+    "tagged union": {
+        "oneOf": [
+            {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in ("a", "b")
+        ]
+    },
+}
+
+
+@pytest.fixture
+def checker() -> Iterator[GrammarChecker]:
+    checker = GrammarChecker()
+    yield checker
+    checker.close()
+
+
+def spec(schema: Any) -> GrammarSpec:
+    return GrammarSpec("json_schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_str_01_str_02_unusable_schemas_are_refused_with_a_reason(checker: GrammarChecker, name: str) -> None:
+    with pytest.raises(GrammarError, match=r"\w{3}"):
+        checker.check(spec(REFUSED[name]))
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_str_02_large_and_recursive_schemas_are_accepted(checker: GrammarChecker, name: str) -> None:
+    checker.check(spec(ACCEPTED[name]))
+
+
+def test_str_03_the_helper_is_replaced_after_it_had_to_be_given_up(checker: GrammarChecker) -> None:
+    started = time.monotonic()
+    with pytest.raises(GrammarError, match="too complex"):
+        checker.check(spec(REFUSED["endless intersection"]))
+    assert time.monotonic() - started < 10  # a second of processor time; this machine may be busy
+    checker.check(spec({"type": "integer"}))
+    with pytest.raises(GrammarError, match="too complex"):  # remembered, not tried again
+        checker.check(spec(REFUSED["endless intersection"]))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{10001}", "(a{1,100000}){1,1000}", "a{3,99999999999999999999}", "a{ 1 , 20000 }"]
+)
+def test_str_03_repetitions_are_bounded(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="repeats"):
+        check_pattern(pattern)
+
+
+def test_bounds_leave_usual_patterns_alone() -> None:
+    check_pattern(r"^[a-z]{1,64}\{\d{2,}$")
+
+
+def test_a_text_beyond_the_limit_is_refused(checker: GrammarChecker) -> None:
+    with pytest.raises(GrammarError, match="characters"):
+        checker.check(GrammarSpec("regex", "a" * (MAX_CHARACTERS + 1)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("regex", "[0-9]{3}"), ("lark", 'start: "a" | "b"'), ("lark", 'root ::= "a" b\nb ::= [0-9]+')],
+)
+def test_other_kinds_are_accepted(checker: GrammarChecker, kind: Any, text: str) -> None:
+    checker.check(GrammarSpec(kind, text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("regex", "("), ("lark", "start: start"), ("lark", "start: missing"), ("lark", "root ::= (" * 5000)],
+)
+def test_other_kinds_are_refused(checker: GrammarChecker, kind: Any, text: str) -> None:
+    with pytest.raises(GrammarError):
+        checker.check(GrammarSpec(kind, text))
