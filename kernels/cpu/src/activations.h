@@ -26,7 +26,7 @@ inline int64_t element_bytes(Act kind) { return kind == Act::F32 ? 4 : kind == A
 // Rows up to which grouped weights are multiplied as they are. Beyond, unpacking a panel once and using the matrix
 // unit on it costs less.
 #if defined(__AMX_BF16__)
-constexpr int64_t GROUPED_DIRECT_ROWS = 4;
+constexpr int64_t GROUPED_DIRECT_ROWS = 12;
 #else
 constexpr int64_t GROUPED_DIRECT_ROWS = 24;
 #endif
