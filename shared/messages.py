@@ -19,6 +19,7 @@ __all__ = [
     "GenerateRequest",
     "ModelCard",
     "PromptLogprob",
+    "Reading",
     "Record",
     "TokenLogprob",
     "Usage",
@@ -29,6 +30,21 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a chat answer's text is split into reasoning, content and tool calls: all a pod needs besides the log."""
+
+    parser: str = ""
+    """Format of tool calls: hermes, llama3_json, mistral, pythonic, json; "" = none are looked for."""
+    names: tuple[str, ...] = ()
+    """The functions on offer."""
+    forced: bool = False
+    """The answer is a JSON list of calls, by grammar."""
+    named: str = ""
+    """The answer is the arguments of this function, by grammar."""
+    think: str = ""
+    """"open": the answer begins inside <think>; "maybe": it may begin with one; "" = no reasoning."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,6 +84,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     return_token_ids: bool = False
     pooling: Literal["", "last", "mean"] = ""
     """Of an embedding request (`kind` "embedding"), one vector a prompt."""
+
+    reading: Reading | None = None
+    """None: the text is the content."""
 
     @property
     def num_choices(self) -> int:
