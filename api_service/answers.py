@@ -92,7 +92,7 @@ class Answer:
         )
 
     def _of_prompt(self, index: int) -> dict[str, Any]:
-        """What was asked to be told of a choice's prompt: beside the choices of a chat, in each choice of a completion."""
+        """What is to be told of a choice's prompt: beside the choices of a chat, in each choice of a completion."""
         request, choice = self._request, self._choices[index]
         ids = request.prompts[index // request.n]
         told: dict[str, Any] = {"prompt_token_ids": ids} if request.return_token_ids else {}

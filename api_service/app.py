@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 
 from api_service.error_handlers import add_error_handlers
 from api_service.middleware import Authentication, BodyLimit, RequestScope, RootPath
-from api_service.routes import chat, completions, health, metrics, models, streams
+from api_service.routes import chat, completions, embeddings, health, metrics, models, streams, tokens
 from api_service.services import Services
 from api_service.settings import Settings
 
@@ -36,7 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
     servers = [{"url": settings.root_path}] if settings.root_path else None
     app = FastAPI(title="Headrace", lifespan=lifespan, servers=servers, docs_url=None, redoc_url=None)
     app.state.services = services
-    for module in (chat, completions, models, streams, metrics, health):
+    for module in (chat, completions, embeddings, models, streams, tokens, metrics, health):
         app.router.routes.extend(module.router.routes)  # flat, so that `app.routes` shows every route there is
     add_error_handlers(app)
 

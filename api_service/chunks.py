@@ -23,7 +23,7 @@ __all__ = ["BEFORE_OPENING", "StreamWriter", "public_id", "terminal_error", "usa
 BEFORE_OPENING = -2
 """The cursor of a client that has received nothing."""
 
-_PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-"}
+_PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "embd-"}
 _SHOWN = ("stop", "length")
 """Finish reasons that a client sees; an abort or an error ends its stream with an error event instead."""
 

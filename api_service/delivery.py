@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api_service.answers import Answer
 from api_service.chunks import StreamWriter
 from api_service.sse import HEADERS, KEEP_ALIVE, error_event
 from api_service.stream import Stream
+from shared.errors import HeadraceError
+from shared.messages import Record
 
-__all__ = ["EventStream", "Pulse", "collect"]
+__all__ = ["EventStream", "Folding", "Pulse", "collect"]
 
 SEND_LIMIT_S = 20.0
 """A client that takes no bytes for so long is gone, whatever its socket says; its stream can be resumed."""
@@ -126,7 +128,18 @@ class EventStream(Response):
         self._stream.wake.set()
 
 
-async def collect(stream: Stream, answer: Answer, receive: Receive) -> bool:
+class Folding(Protocol):
+    """What makes one answer of a stream's records."""
+
+    @property
+    def error(self) -> HeadraceError | None: ...
+
+    def add(self, record: Record) -> None: ...
+
+    def body(self) -> bytes: ...
+
+
+async def collect(stream: Stream, answer: Folding, receive: Receive) -> bool:
     """Folds the whole stream into `answer`; False when the client went away first.
 
     Raises the stream's error or the request's own.

@@ -44,7 +44,7 @@ class Speller:
         return legacy_text(self._bytes_of(token_id))
 
     def prompt_parts(self, ids: Sequence[int], text: str) -> list[bytes]:
-        """What each prompt token adds to the echoed text; a BOS that was put in front of the caller's text adds none."""
+        """What each prompt token adds to the echoed text; a BOS put in front of the caller's text adds nothing."""
         parts = list(map(self._bytes_of, ids))
         if b"".join(parts[1:]) == text.encode() and parts[0]:
             parts[0] = b""

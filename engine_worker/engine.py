@@ -190,7 +190,7 @@ class Engine:
             if outcome.sampled is not None:
                 events.append(self._apply_token(request, outcome.sampled))
             elif request.max_tokens == 0 and request.num_computed_tokens == request.num_tokens:
-                events.append(self._finish(request, "length"))
+                events.append(self._finish(request, "stop" if request.pooling else "length"))
         return events
 
     def _apply_token(self, request: Request, sampled: SampledToken) -> TokenEvent:

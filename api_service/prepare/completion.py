@@ -14,7 +14,7 @@ from api_service.schemas.completion import CompletionRequest, Prompt
 from shared.errors import ContextLengthExceeded
 from shared.messages import GenerateRequest
 
-__all__ = ["prepare_completion"]
+__all__ = ["plain_tokens", "prepare_completion"]
 
 
 def prepare_completion(body: CompletionRequest, model: ServedModel) -> GenerateRequest:
@@ -55,17 +55,25 @@ def prepare_completion(body: CompletionRequest, model: ServedModel) -> GenerateR
 
 
 def _encode(body: CompletionRequest, prompt: Prompt, model: ServedModel, path: str) -> list[int]:
-    ids = truncated(body, _tokens(body, prompt, model, path), model, body.max_tokens)
+    cut = body.truncate_prompt_tokens is not None
+    ids = plain_tokens(prompt, model, path, add_special_tokens=body.add_special_tokens, cut=cut)
+    ids = truncated(body, ids, model, body.max_tokens)
     return fill_in_the_middle(model, ids, body.suffix) if body.suffix else ids
 
 
-def _tokens(body: CompletionRequest, prompt: Prompt, model: ServedModel, path: str) -> list[int]:
+def plain_tokens(
+    prompt: Prompt, model: ServedModel, path: str, *, add_special_tokens: bool | None, cut: bool
+) -> list[int]:
+    """A text as token ids, BOS in front where the model wants one; ids as they are. `cut`: they may be too many.
+
+    Raises InvalidRequest and ContextLengthExceeded.
+    """
     if isinstance(prompt, str):
         check_text_length(model, prompt, path)
         ids = model.vocabulary.encode(prompt)
-        bos = model.bos_token_id if body.add_special_tokens is not False else None
+        bos = model.bos_token_id if add_special_tokens is not False else None
         return ids if bos is None else [bos, *ids]
-    if len(prompt) > model.window and body.truncate_prompt_tokens is None:
+    if len(prompt) > model.window and not cut:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {model.window} tokens. "
             f"However, your prompt has {len(prompt)} tokens.",

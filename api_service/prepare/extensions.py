@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from api_service.prepare.model import ServedModel
-from api_service.schemas.common import GenerationBody
+from api_service.schemas.common import GenerationBody, QueuedBody
 from shared.errors import InvalidRequest
 
 __all__ = ["extensions", "fill_in_the_middle", "truncated"]
@@ -31,7 +31,7 @@ def extensions(body: GenerationBody) -> dict[str, Any]:
     }
 
 
-def truncated(body: GenerationBody, ids: list[int], model: ServedModel, asked: int | None) -> list[int]:
+def truncated(body: QueuedBody, ids: list[int], model: ServedModel, asked: int | None) -> list[int]:
     """The last `truncate_prompt_tokens` ids; for -1 as many as leave room for the tokens asked for (at least one)."""
     count = body.truncate_prompt_tokens
     if count is None:

@@ -22,17 +22,18 @@ from api_service.admission import Permit
 from api_service.answers import Answer
 from api_service.body import INLINE_BYTES, check_content_type, parse_json
 from api_service.chunks import StreamWriter
-from api_service.delivery import EventStream, collect
+from api_service.delivery import EventStream, Folding, collect
 from api_service.logprobs import Speller
 from api_service.prepare.model import ServedModel
 from api_service.retries import RetryKey, retry_key, shard_of_digest
-from api_service.schemas.common import Body, GenerationBody
+from api_service.schemas.common import Body, GenerationBody, QueuedBody
 from api_service.services import Services
 from api_service.stream import Stream
 from shared.connections import REDIS_DOWN
 from shared.errors import InvalidRequest, PodDraining, RedisUnavailable
 from shared.keys import new_rid
 from shared.messages import GenerateRequest
+from shared.params import SamplingParams
 
 __all__ = ["body_schema", "generate", "name_ignored", "services_of", "speller_for", "stream_response"]
 
@@ -44,7 +45,9 @@ _MAX_KEEP_RUNNING_S = 3600.0
 _MAX_TIMEOUT_S = 86_400.0
 _CLIENT_GONE = 499
 
-BodyT = TypeVar("BodyT", bound=GenerationBody)
+BodyT = TypeVar("BodyT", bound=QueuedBody)
+Fold = Callable[[BodyT, GenerateRequest, Speller | None], Folding]
+"""Makes what folds records into the answer of a body that is not streamed."""
 
 
 def services_of(request: Request) -> Services:
@@ -52,15 +55,22 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def body_schema(model: type[GenerationBody]) -> dict[str, Any]:
+def body_schema(model: type[Body]) -> dict[str, Any]:
     """The OpenAPI part of a body that the route parses itself."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def _answer(_: QueuedBody, request: GenerateRequest, speller: Speller | None) -> Folding:
+    return Answer(request, speller)
+
+
 async def generate(
-    request: Request, body_type: type[BodyT], prepare: Callable[[BodyT, ServedModel], GenerateRequest]
+    request: Request,
+    body_type: type[BodyT],
+    prepare: Callable[[BodyT, ServedModel], GenerateRequest],
+    fold: Fold[BodyT] = _answer,
 ) -> Response:
     """Raises HeadraceError for everything that is refused before the first byte."""
     services = services_of(request)
@@ -77,11 +87,9 @@ async def generate(
         deadline_s = _deadline(request, body)
         model = await services.registry.served(body.model)
         prepared = await services.in_thread(prepare, body, model)
-        seed = services.settings.seed
-        sampling = prepared.sampling
         queued = msgspec.structs.replace(
             prepared,
-            sampling=sampling if body.seed is not None or seed is None else replace(sampling, seed=seed),
+            sampling=_seeded(prepared.sampling, body, services.settings.seed),
             rid=new_rid(_shard(services, retry)),
             tenant=tenant,
             created=int(time.time()),
@@ -92,10 +100,11 @@ async def generate(
         unless_answered.pop_all()  # from here on the response owns the permit
         speller = _speller(model, stream.request)
         response: Response
-        if body.stream:
+        if isinstance(body, GenerationBody) and body.stream:
             response = stream_response(services, stream, StreamWriter(stream.request, speller), permit)
         else:
-            response = await _whole(services, stream, speller, permit, request, resumable=retry is not None)
+            answer = fold(body, stream.request, speller)
+            response = await _whole(services, stream, answer, permit, request, resumable=retry is not None)
         return name_ignored(response, body)
 
 
@@ -135,13 +144,12 @@ def _speller(model: ServedModel, request: GenerateRequest) -> Speller | None:
 async def _whole(
     services: Services,
     stream: Stream,
-    speller: Speller | None,
+    answer: Folding,
     permit: Permit,
     request: Request,
     *,
     resumable: bool,
 ) -> Response:
-    answer = Answer(stream.request, speller)
     try:
         finished = await collect(stream, answer, request.receive)
     except PodDraining:
@@ -156,12 +164,18 @@ async def _whole(
     return Response(answer.body(), media_type="application/json")
 
 
+def _seeded(sampling: SamplingParams, body: QueuedBody, default: int | None) -> SamplingParams:
+    """The pod's own seed, when it has one, for a request that brings none."""
+    brought = isinstance(body, GenerationBody) and body.seed is not None
+    return sampling if brought or default is None else replace(sampling, seed=default)
+
+
 def _shard(services: Services, retry: RetryKey | None) -> int:
     shards = services.settings.shards
     return random.randrange(shards) if retry is None else shard_of_digest(retry.digest, shards)
 
 
-def _deadline(request: Request, body: GenerationBody) -> float | None:
+def _deadline(request: Request, body: QueuedBody) -> float | None:
     """Seconds from now, the shorter one of header and field."""
     header = _seconds(request, REQUEST_TIMEOUT, _MAX_TIMEOUT_S)
     field = None if body.deadline_ms is None else body.deadline_ms / 1000

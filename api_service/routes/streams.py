@@ -36,6 +36,8 @@ async def resume_stream(request: Request, stream_id: str, starting_after: str | 
         unless_answered.callback(permit.release)
         stream, state = await services.relay.resume(rid, request.state.tenant)
         unless_answered.callback(stream.close)
+        if stream.request.kind == "embedding":
+            raise StreamNotFound("There is no stream of this id.", param="id")
         _check_cursor(cursor, state)
         speller = await speller_for(services, stream.request)
         unless_answered.pop_all()  # from here on the response owns permit and stream

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 
 from shared.errors import InvalidRequest
 
-__all__ = ["MAX_CHOICES", "Body", "GenerationBody", "StreamOptions", "parse"]
+__all__ = ["MAX_CHOICES", "Body", "GenerationBody", "QueuedBody", "StreamOptions", "parse"]
 
 MAX_N = 128
 MAX_CHOICES = 512
@@ -159,10 +159,28 @@ _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class GenerationBody(Body):
-    """Fields that chat and text completions read the same way."""
+class QueuedBody(Body):
+    """Fields of everything that is queued for a worker."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
+    """Keeps this many tokens of the prompt's end; -1 as many as fit beside the answer."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Lower is served first."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Cached prefixes are shared between requests of the same salt only."""
+    deadline_ms: Annotated[int, Field(ge=1, lt=2**40)] | None = None
+    """Milliseconds from now; a request that has not been started by then is dropped. Ours, not OpenAI's."""
+
+    def check_truncation(self) -> None:
+        """Raises InvalidRequest."""
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("'truncate_prompt_tokens' must be -1, or 1 or more.", param="truncate_prompt_tokens")
+
+
+class GenerationBody(QueuedBody):
+    """Fields that chat and text completions read the same way."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -194,12 +212,6 @@ class GenerationBody(Body):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
     """Adds log-probabilities of the prompt's tokens to the answer. Not for streams."""
     return_token_ids: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
-    """Keeps this many tokens of the prompt's end; -1 as many as fit beside the answer."""
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    """Lower is served first."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Cached prefixes are shared between requests of the same salt only."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     """vLLM's way to say it: one of json, regex, choice, grammar, json_object. Read by prepare/grammar.py."""
@@ -208,9 +220,6 @@ class GenerationBody(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    deadline_ms: Annotated[int, Field(ge=1, lt=2**40)] | None = None
-    """Milliseconds from now; a request that has not been started by then is dropped. Ours, not OpenAI's."""
-
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "store": (False,),
         "service_tier": ("auto", "default"),
@@ -231,8 +240,7 @@ class GenerationBody(Body):
             raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("'prompt_logprobs' is not available in streams.", param="prompt_logprobs")
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequest("'truncate_prompt_tokens' must be -1, or 1 or more.", param="truncate_prompt_tokens")
+        self.check_truncation()
 
     @property
     def include_usage(self) -> bool:

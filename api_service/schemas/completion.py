@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from api_service.schemas.common import MAX_CHOICES, GenerationBody
 from shared.errors import InvalidRequest
 
-__all__ = ["CompletionRequest", "Prompt"]
+__all__ = ["PROMPT_SCHEMA", "CompletionRequest", "Prompt", "prompt_list"]
 
 MAX_LOGPROBS = 5
 """OpenAI's limit of the text endpoint."""
@@ -21,7 +21,7 @@ MAX_LOGPROBS = 5
 Prompt = str | list[int]
 
 _FORMS = "a string, a list of strings, a list of token ids or a list of such lists"
-_PROMPT_SCHEMA = {
+PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}},
@@ -31,7 +31,7 @@ _PROMPT_SCHEMA = {
 }
 
 
-def _prompts(value: object) -> list[Prompt]:
+def prompt_list(value: object, most: int = MAX_CHOICES) -> list[Prompt]:
     """Every accepted form as a list of prompts. By hand: pydantic would list an error for each of a million tokens."""
     if isinstance(value, str):
         return [value]
@@ -41,8 +41,8 @@ def _prompts(value: object) -> list[Prompt]:
         raise ValueError("must not be empty")
     if all(type(item) is int for item in value):
         return [value]
-    if len(value) > MAX_CHOICES:
-        raise ValueError(f"at most {MAX_CHOICES} prompts are allowed")
+    if len(value) > most:
+        raise ValueError(f"at most {most} texts are allowed")
     if all(isinstance(item, str) for item in value):
         return value
     if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
@@ -51,7 +51,7 @@ def _prompts(value: object) -> list[Prompt]:
 
 
 class CompletionRequest(GenerationBody):
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Annotated[list[Prompt], PlainValidator(prompt_list), WithJsonSchema(PROMPT_SCHEMA)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Log-probabilities of the drawn tokens and of this many best ones."""

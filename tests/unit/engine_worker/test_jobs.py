@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 
 from engine_worker.jobs import Job
-from engine_worker.request import FinishReason, TokenEvent, TokenLogprobs
+from engine_worker.request import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 from shared.claims import Claim
 from shared.messages import GenerateRequest, Record, Usage, decode_record
 from shared.params import SamplingParams, StopConditions, choice_seed
@@ -191,3 +192,39 @@ def test_engine_ids_of_two_acquisitions_differ() -> None:
     request = make_request()
     ids_ = {Job(Claim(request.rid, b"1-0", "q", epoch), request, TOKENS).choices[0].engine_id for epoch in (1, 2)}
     assert len(ids_) == 2
+
+
+def test_a_take_over_scores_only_what_was_not_logged() -> None:
+    """Half of the prompt's log-probabilities are in the log: the next worker's engine goes on after them."""
+    request = {"sampling": SamplingParams(logprobs=0, prompt_logprobs=1), "max_tokens": 0}
+    job = make_job(**request)
+    score = PromptLogprobs(2, -0.5, 1, ((2, -0.5),))
+    job.take(job.choices[0], TokenEvent(job.choices[0].engine_id, prompt_logprobs=(score, score)))
+    [record] = records(job)
+    assert [(s.token_id, s.rank, s.top) for s in record.deltas[0].prompt] == [(2, 1, ((2, -0.5),))] * 2
+    later = make_job(epoch=2, **request)
+    later.replay(job.records, [record])
+    [left] = later.engine_requests(100, [])
+    assert (left.num_scored, left.max_tokens) == (2, 0)
+    later.take(later.choices[0], TokenEvent(left.request_id, prompt_logprobs=(score,), finish_reason="length"))
+    assert later.engine_requests(100, []) == []
+    assert [len(r.deltas[0].prompt) for r in records(later)] == [2, 1]
+
+
+def test_the_stop_tokens_own_logprob_is_logged_for_those_who_score_prompts() -> None:
+    for scores, entries in ((None, 0), (1, 1)):
+        job = make_job(sampling=SamplingParams(logprobs=0, prompt_logprobs=scores))
+        told = TokenLogprobs(-0.1, ())
+        event = TokenEvent(job.choices[0].engine_id, 7, told, finish_reason="stop", stop_token_id=7)
+        job.take(job.choices[0], event)
+        assert len(records(job)[0].deltas[0].logprobs) == entries
+
+
+def test_an_embedding_is_logged_as_float32_with_the_end() -> None:
+    job = make_job(pooling="last", kind="embedding", max_tokens=0)
+    [asked] = job.engine_requests(100, [])
+    assert (asked.pooling, asked.max_tokens) == ("last", 0)
+    job.take(job.choices[0], TokenEvent(asked.request_id, finish_reason="stop", embedding=(0.6, -0.8)))
+    [record] = records(job)
+    assert struct.unpack("<2f", record.deltas[0].embedding) == pytest.approx((0.6, -0.8))
+    assert record.end is not None

@@ -1,0 +1,85 @@
+"""POST /tokenize and /detokenize, as vLLM has them: what a prompt or a chat comes to, and back. No worker is asked."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from api_service.body import check_content_type, parse_json
+from api_service.prepare.chat import prepare_chat
+from api_service.prepare.completion import plain_tokens
+from api_service.prepare.model import ServedModel
+from api_service.prepare.sampling import check_token_ids
+from api_service.routes.generate import body_schema, name_ignored, services_of
+from api_service.schemas.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from api_service.services import Services
+from api_service.sse import json_bytes
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+async def tokenize(request: Request) -> Response:
+    """Token ids of a `prompt`, or of the chat that `messages` are rendered to."""
+    services, data = services_of(request), await _body(request)
+    with ExitStack() as stack:
+        stack.callback(services.admission.admit().release)
+        body: TokenizeChatRequest | TokenizeRequest
+        if _has_messages(data):
+            body = await services.in_thread(parse_json, data, TokenizeChatRequest)
+        else:
+            body = await services.in_thread(parse_json, data, TokenizeRequest)
+        model = await services.registry.served(body.model)
+        ids = await services.in_thread(_ids, body, model)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.card.max_model_len, "tokens": ids}
+    strings = [model.vocabulary.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
+    return name_ignored(_json(answer | {"token_strs": strings}), body)
+
+
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    services, data = services_of(request), await _body(request)
+    with ExitStack() as stack:
+        stack.callback(services.admission.admit().release)
+        body = await services.in_thread(parse_json, data, DetokenizeRequest)
+        model = await services.registry.served(body.model)
+        check_token_ids(body.tokens, model, "tokens")
+        text = b"".join(map(model.vocabulary.token_bytes.bytes_of, body.tokens)).decode(errors="replace")
+    return name_ignored(_json({"prompt": text}), body)
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """Requests that this pod carries now."""
+    services: Services = services_of(request)
+    return _json({"server_load": services.admission.active})
+
+
+async def _body(request: Request) -> bytes:
+    check_content_type(request)
+    return await request.body()
+
+
+def _has_messages(data: bytes) -> bool:
+    """Which of the two forms it is; whether it is valid is parse_json's to say."""
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(body, dict) and "messages" in body
+
+
+def _ids(body: TokenizeChatRequest | TokenizeRequest, model: ServedModel) -> list[int]:
+    if isinstance(body, TokenizeChatRequest):
+        return list(prepare_chat(body, model).prompts[0])
+    return plain_tokens(body.prompt, model, "prompt", add_special_tokens=body.add_special_tokens, cut=True)
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(json_bytes(value), media_type="application/json")

@@ -1,0 +1,41 @@
+"""Bodies of POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from api_service.schemas.chat import ChatCompletionRequest
+from api_service.schemas.common import Body
+
+__all__ = ["DetokenizeRequest", "TokenizeChatRequest", "TokenizeRequest"]
+
+MAX_TOKENS = 1 << 20
+
+
+def _ids(value: object) -> object:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise ValueError("must be a list of token ids")
+    if len(value) > MAX_TOKENS:
+        raise ValueError(f"at most {MAX_TOKENS} token ids are allowed")
+    return tuple(value)
+
+
+class TokenizeRequest(Body):
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    prompt: str
+    add_special_tokens: bool | None = None
+    """False leaves out the BOS token of models that want one."""
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(ChatCompletionRequest):
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    tokens: Annotated[
+        tuple[int, ...], BeforeValidator(_ids), WithJsonSchema({"type": "array", "items": {"type": "integer"}})
+    ]
