@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api_service.choice_reader import choice_readers
 from api_service.chunks import public_id, terminal_error, usage_object
 from api_service.logprobs import CompletionLogprobs, Speller
 from api_service.sse import json_bytes
@@ -46,6 +47,7 @@ class Answer:
         self._speller = speller if request.sampling.logprobs is not None else None
         self._usage = Usage()
         self.error: HeadraceError | None = None
+        self._readers = choice_readers(request)
         echo = request.echo
         self._choices = [
             _Choice(echo[index // request.n] if echo else "", self._new_arrays(index))
@@ -61,6 +63,8 @@ class Answer:
         for delta in record.deltas:
             choice = self._choices[delta.index]
             choice.texts.append(delta.text)
+            if self._readers:
+                self._readers[delta.index].take(delta)
             choice.scores += delta.prompt
             choice.token_ids += delta.token_ids
             if choice.arrays is not None:
@@ -106,12 +110,14 @@ class Answer:
         head: dict[str, Any] = {"index": index}
         if chat:
             head["message"] = {"role": "assistant", "content": text, "refusal": None}
+            if self._readers:
+                head["message"] |= self._readers[index].message()
             logprobs: Any = {"content": choice.content, "refusal": None}
         else:
             head["text"] = text
             logprobs = choice.legacy
         head["logprobs"] = logprobs if self._speller is not None else None
-        head["finish_reason"] = end.finish_reason
+        head["finish_reason"] = self._readers[index].reason if self._readers else end.finish_reason
         if end.stop_reason is not None:
             head["stop_reason"] = end.stop_reason
         if self._request.return_token_ids:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api_service.choice_reader import ChoiceReader, choice_readers
 from api_service.logprobs import CompletionLogprobs, Speller
 from api_service.sse import DONE, error_event, json_bytes
 from shared.errors import HeadraceError, RequestCancelled, error_from_code
@@ -65,6 +66,8 @@ class StreamWriter:
         self._scores = not self._chat and bool(request.echo) and self._speller is not None
         """Echoed prompts come with their log-probabilities, in the first events of each choice."""
         self._begun: set[int] = set()
+        self._readers = choice_readers(request)
+        self._early: list[bytes] = []
         self._id = b"id: %b:" % request.rid.encode()
         self._head = b'\ndata: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
             json_bytes(public_id(request)),
@@ -94,7 +97,9 @@ class StreamWriter:
     def write(self, record: Record) -> bytes:
         """The events of one record, b"" when it brings nothing that a client can see (text held back)."""
         choices = [choice for delta in record.deltas if (choice := self._delta(delta))]
-        events = self._event(record.seq, choices) if choices else b""
+        early, self._early = self._early, []
+        events = b"".join([self._event(record.seq, [choice], numbered=False) for choice in early])
+        events += self._event(record.seq, choices) if choices else b""
         return events + self._ending(record, record.end) if record.end is not None else events
 
     def _delta(self, delta: Delta) -> bytes:
@@ -104,21 +109,35 @@ class StreamWriter:
         scored = self._scores and (first or bool(delta.prompt))
         logprobs = self._logprobs(delta) if self._speller is not None and (delta.logprobs or scored) else b"null"
         text = self._request.echo[delta.index // self._request.n] + delta.text if scored and first else delta.text
+        if self._readers:
+            return self._read(self._readers[delta.index], delta, logprobs, first)
         if delta.finish_reason in _SHOWN:
             return self._choice(delta.index, text, logprobs, b'"%b"' % delta.finish_reason.encode(), delta, first)
         shown = text or delta.logprobs or scored or (self._request.return_token_ids and delta.token_ids)
         return self._choice(delta.index, text, logprobs, b"null", delta, first) if shown else b""
 
+    def _read(self, reader: ChoiceReader, delta: Delta, logprobs: bytes, first: bool) -> bytes:
+        """The choice of a delta whose text has a meaning. A call's first fragment is an event of its own: more of them
+        in one record come before the record's event, without an id, so that nobody resumes in between."""
+        *bodies, last = reader.deltas(delta)
+        self._early += [self._choice(delta.index, body, b"null", b"null") for body in bodies]
+        if delta.finish_reason in _SHOWN:
+            return self._choice(delta.index, last, logprobs, b'"%b"' % reader.reason.encode(), delta, first)
+        shown = last or delta.logprobs or (self._request.return_token_ids and delta.token_ids)
+        return self._choice(delta.index, last, logprobs, b"null", delta, first) if shown else b""
+
     def _choice(
         self,
         index: int,
-        text: str,
+        text: str | dict[str, Any],
         logprobs: bytes,
         finish: bytes,
         delta: Delta | None = None,
         first: bool = False,
     ) -> bytes:
-        if text or not self._chat:
+        if isinstance(text, dict):
+            body = b',"delta":%b' % json_bytes(text)
+        elif text or not self._chat:
             body = b"%b%b%b" % (self._open_text, json_bytes(text), self._close_text)
         else:
             body = b',"delta":{}'
@@ -146,7 +165,7 @@ class StreamWriter:
             self._arrays[delta.index] = arrays
         return json_bytes(arrays.arrays(delta))
 
-    def _event(self, position: int, choices: list[bytes], more: bytes = b"") -> bytes:
+    def _event(self, position: int, choices: list[bytes], more: bytes = b"", *, numbered: bool = True) -> bytes:
         if position <= self._cursor:
             return b""
         tail = self._tail
@@ -154,6 +173,8 @@ class StreamWriter:
             usage = Usage(self._request.prompt_tokens, self._tokens)
             tail = b'],"usage":%b}\n\n' % json_bytes(usage_object(usage))
         tail = b"]%b%b" % (more, tail[1:]) if more else tail
+        if not numbered:
+            return b"%b%b%b" % (self._head[1:], b",".join(choices), tail)
         return b"%b%d%b%b%b" % (self._id, position, self._head, b",".join(choices), tail)
 
     def _ending(self, record: Record, end: End) -> bytes:

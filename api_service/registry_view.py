@@ -57,10 +57,11 @@ def _hangs(card: WorkerCard) -> bool:
 class RegistryView:
     """Owns the refresh task and the cache of tokenizers. start() before use, close() at the end."""
 
-    def __init__(self, redis: Redis, queue: RequestQueue, shards: int) -> None:
+    def __init__(self, redis: Redis, queue: RequestQueue, shards: int, tool_parser: str = "auto") -> None:
         self._redis = redis
         self._queue = queue
         self._shards = shards
+        self._tool_parser = tool_parser
         self._seen: dict[str, tuple[float, ModelCard]] = {}
         self._vocabularies: dict[str, asyncio.Task[Vocabulary]] = {}
         self._templates: dict[str, str] = {"": ""}
@@ -92,7 +93,9 @@ class RegistryView:
         model = self._models.get(name)
         if model is None or model.card != card:
             template = await self._template(card.chat_template)
-            model = self._models[name] = ServedModel(card, await self.vocabulary(card.tokenizer), template)
+            model = self._models[name] = ServedModel(
+                card, await self.vocabulary(card.tokenizer), template, self._tool_parser
+            )
         return model
 
     async def vocabulary(self, sha: str) -> Vocabulary:

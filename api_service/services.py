@@ -38,7 +38,7 @@ class Services:
         self.redis = command_client(settings.redis_url)
         self.queue = RequestQueue(self.redis, retention_ms=settings.retention_ms)
         self.subscriber = Subscriber(settings.redis_url)
-        self.registry = RegistryView(self.redis, self.queue, settings.shards)
+        self.registry = RegistryView(self.redis, self.queue, settings.shards, settings.tool_call_parser)
         self.metrics = Metrics(lambda: self.registry.snapshot)
         self.relay = Relay(self.queue, self.redis, self.subscriber, self.metrics, settings)
         self.admission = Admission(settings.max_streams)

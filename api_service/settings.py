@@ -42,10 +42,14 @@ class Settings(BaseSettings):
     shards: int = Field(default=1, ge=1, le=64)
     max_streams: int = Field(default=1024, ge=1)
     """Requests this pod carries at once, streamed or not."""
+    trust_request_chat_template: bool = False
+    """Whether clients may send a chat template of their own; it is rendered in a process that can be ended."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Seed of requests that bring none; None draws one for each."""
     root_path: str = ""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "json"] = "auto"
+    """How models write tool calls; auto = by the chat template."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     timeout_keep_alive: int = Field(default=120, ge=1)
 

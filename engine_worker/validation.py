@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.errors import ContextLengthExceeded, InvalidRequest
-from shared.messages import GenerateRequest
 from shared.grammars.compiler import GrammarCompiler
+from shared.messages import GenerateRequest
 from shared.text.token_bytes import TokenBytes
 
 __all__ = ["ServedModel", "check_request"]

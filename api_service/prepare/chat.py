@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,8 +10,15 @@ import msgspec
 from api_service.prepare.extensions import extensions, truncated
 from api_service.prepare.limits import answer_limit, check_text_length
 from api_service.prepare.model import ServedModel
-from api_service.prepare.render import encode_chat, render_chat
+from api_service.prepare.render import encode_chat, render_chat, with_template
 from api_service.prepare.sampling import sampling_params, stop_conditions
+from api_service.prepare.tools import (
+    answer_reading,
+    call_grammar,
+    fitted,
+    has_tools_branch,
+    needs_special_tokens,
+)
 from api_service.schemas.chat import ChatCompletionRequest, FunctionCall, Message
 from shared.errors import InvalidRequest
 from shared.messages import GenerateRequest
@@ -18,32 +26,52 @@ from shared.messages import GenerateRequest
 __all__ = ["prepare_chat"]
 
 
-def prepare_chat(body: ChatCompletionRequest, model: ServedModel) -> GenerateRequest:
-    """The request without id, tenant and times, which the route adds. Raises InvalidRequest and its kind."""
+def prepare_chat(
+    body: ChatCompletionRequest, model: ServedModel, *, trust_template: bool = False
+) -> GenerateRequest:
+    """The request without id, tenant and times, which the route adds. Raises InvalidRequest and its kind.
+
+    `trust_template`: whether the operator lets clients bring a chat template.
+    """
     body.check()
+    if body.chat_template is not None:
+        if not trust_template:
+            why = "'chat_template' is not accepted here; the server's switch is --trust-request-chat-template."
+            raise InvalidRequest(why, param="chat_template")
+        model = with_template(model, body.chat_template)
     check_text_length(model, "".join(message.content or "" for message in body.messages), "messages")
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    offer = body.offer()
+    messages = [_for_template(message, model.template) for message in body.messages]
     text = render_chat(
         model,
-        [_for_template(message, model.template, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        fitted(messages, offer, model),
         add_generation_prompt=adds_prompt,
         continue_final_message=continues,
         kwargs=body.chat_template_kwargs or {},
+        tools=[function.definition for function in offer.functions] if has_tools_branch(model) else [],
     )
+    reading = answer_reading(offer, model, text)
     check_text_length(model, text, "messages")
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     ids = truncated(body, encode_chat(model, text), model, asked)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = answer_limit(model, len(ids), asked, default=None, param="messages", asked_param=name)
+    sampling = sampling_params(body, model, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs)
+    stop = stop_conditions(body, model, max_tokens)
+    enforced = call_grammar(offer, model)
+    if enforced is not None:  # an answer that has to be a call has no content that response_format could speak of
+        sampling = replace(sampling, grammar=enforced)
+    elif needs_special_tokens(reading, model):
+        stop = replace(stop, skip_special_tokens=False)
     return GenerateRequest(
         rid="",
         model=model.card.name,
         prompts=(tuple(ids),),
-        sampling=sampling_params(
-            body, model, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs
-        ),
-        stop=stop_conditions(body, model, max_tokens),
+        sampling=sampling,
+        stop=stop,
+        reading=reading,
         n=body.n or 1,
         kind="chat",
         include_usage=body.include_usage,
@@ -54,24 +82,20 @@ def prepare_chat(body: ChatCompletionRequest, model: ServedModel) -> GenerateReq
     )
 
 
-def _for_template(message: Message, template: str, path: str) -> dict[str, Any]:
+def _for_template(message: Message, template: str) -> dict[str, Any]:
     """The message as templates expect it: text content, developer as system, tool arguments as an object."""
     role: str = message.role
     if role == "developer" and "developer" not in template:
         role = "system"
     if role in ("tool", "function"):
         role = "tool"
-        if "tool" not in template:
-            raise InvalidRequest("This model's chat template has no tool messages.", param=f"{path}.role")
     entry: dict[str, Any] = {"role": role, "content": message.content or ""}
-    if message.tool_calls:
-        if "tool_calls" not in template:
-            raise InvalidRequest("This model's chat template has no tool calls.", param=f"{path}.tool_calls")
+    if message.calls:
         entry["tool_calls"] = [
-            {"type": "function", "id": call.id or "", "function": _function(call.function)}
-            for call in message.tool_calls
+            {"type": "function", "id": call.id or "", "function": _function(call.function)} for call in message.calls
         ]
-    optional = {key: getattr(message, key) for key in ("name", "tool_call_id", "reasoning_content")}
+    optional = {key: getattr(message, key) for key in ("name", "tool_call_id")}
+    optional["reasoning_content"] = message.reasoning_content or message.reasoning
     return entry | {key: value for key, value in optional.items() if value is not None}
 
 

@@ -47,6 +47,10 @@ class Vocabulary:
         written = {token for token in self.added_tokens_encoder if token in literal and not token.isspace()}
         return tuple(token for token in self.added_tokens_encoder if token in self._special | written)
 
+    def is_special(self, token: str) -> bool:
+        """Whether `skip_special_tokens` leaves it out of a text."""
+        return token in self._special
+
     # The next three make this class the `tokenizer` that transformers' `encode_marked_chat` asks for.
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -74,6 +78,10 @@ class ServedModel:
     vocabulary: Vocabulary
     template: str
     """Jinja source, "" when the model has none."""
+    tool_parser: str = "auto"
+    """The format of its tool calls, when the pod's operator says so."""
+    foreign_template: bool = False
+    """The template came with the request: it is rendered where it can do no harm."""
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens, render_jinja_template
 
+from api_service.prepare import template_child
 from api_service.prepare.model import ServedModel
+from api_service.prepare.template_child import TemplateFailed, TemplateTooLong
 from shared.errors import InvalidRequest
 
-__all__ = ["RENDER_LIMIT_S", "encode_chat", "render_chat"]
+__all__ = ["RENDER_LIMIT_S", "encode_chat", "render_chat", "with_template"]
 
 RENDER_LIMIT_S = 2.0
 _TEMPLATE_FILE = "<template>"
@@ -50,6 +53,7 @@ def render_chat(
     add_generation_prompt: bool,
     continue_final_message: bool,
     kwargs: dict[str, Any],
+    tools: list[dict[str, Any]] | None = None,
     limit_s: float = RENDER_LIMIT_S,
 ) -> str:
     """The chat as one text, control tokens of user strings wrapped in transformers' private-use markers.
@@ -71,26 +75,52 @@ def render_chat(
             add_generation_prompt=True,
             continue_final_message=False,
             kwargs=kwargs,
+            tools=tools,
             limit_s=limit_s,
         )
         space: str = marked[-1]["content"]
         return opened + space
     try:
-        with _TimeLimit(limit_s):
-            rendered, _ = render_jinja_template(
-                conversations=[marked],
-                chat_template=model.template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
+        chat = _render(
+            model,
+            {
+                "conversations": [marked],
+                "tools": _mark(tools, model) if tools else None,
+                "chat_template": model.template,
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
                 **model.card.special_tokens,
                 **_mark(kwargs, model),
-            )
-    except _TooLong:
+            },
+            limit_s,
+        )
+    except (_TooLong, TemplateTooLong):
         raise InvalidRequest("The chat template took too long on these messages.", param="messages") from None
     except _TEMPLATE_ERRORS as error:
         raise InvalidRequest(f"The chat template refuses these messages: {_reason(error)}", param="messages") from None
-    chat: str = rendered[0]
+    except TemplateFailed as error:
+        raise InvalidRequest(f"The chat template refuses these messages: {error}", param="chat_template") from None
     return _keep_trailing_space(chat, marked[-1]["content"]) if continue_final_message else chat
+
+
+def _render(model: ServedModel, arguments: dict[str, Any], limit_s: float) -> str:
+    """The model's own template here, whose loops end at their next line; a client's in a process that can be killed."""
+    if model.foreign_template:
+        return template_child.render(arguments, limit_s)
+    with _TimeLimit(limit_s):
+        rendered, _ = render_jinja_template(**arguments)
+    chat: str = rendered[0]
+    return chat
+
+
+def with_template(model: ServedModel, template: str) -> ServedModel:
+    """The model with a template that a client sent. Raises InvalidRequest for one that cannot be parsed."""
+    foreign = replace(model, template=template, foreign_template=True)
+    try:
+        foreign.control_pattern  # noqa: B018 - parses it
+    except (TemplateError, RecursionError) as error:
+        raise InvalidRequest(f"'chat_template' is no template: {_reason(error)}", param="chat_template") from None
+    return foreign
 
 
 def _reason(error: BaseException) -> str:

@@ -11,12 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from api_service.schemas.common import Body, GenerationBody
+from api_service.schemas.tools import Offer, read_offer
 from shared.errors import InvalidRequest
 
 __all__ = ["ChatCompletionRequest", "Message", "ToolCall"]
 
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 10_000
+MAX_TEMPLATE = 65_536
 
 
 def _content_text(value: object) -> object:
@@ -60,10 +62,16 @@ class Message(Body):
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    """The old way to have one call; means the same as `tool_calls` with one entry."""
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name for it."""
 
-
-_TOOL_CHOICES = ("none", "auto", "required")
+    @property
+    def calls(self) -> list[ToolCall]:
+        old = [] if self.function_call is None else [ToolCall(function=self.function_call)]
+        return [*(self.tool_calls or ()), *old]
 
 
 class ChatCompletionRequest(GenerationBody):
@@ -74,9 +82,13 @@ class ChatCompletionRequest(GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE)] | None = None
+    """Instead of the model's own, where the pod's operator allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    """Read by schemas/tools.py, all three."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationBody.UNSUPPORTED,
@@ -88,17 +100,20 @@ class ChatCompletionRequest(GenerationBody):
         "reasoning_effort": (),
         "verbosity": ("medium",),
         "web_search_options": (),
-        "chat_template": (),
         "documents": ([],),
         "echo": (False,),
         "add_special_tokens": (False,),
         "mm_processor_kwargs": (),
     }
 
+    def offer(self) -> Offer:
+        """The functions that may be called. Raises InvalidRequest."""
+        return read_offer(self.tools, self.tool_choice, self.parallel_tool_calls)
+
     def check(self) -> None:
         """Rules that span fields. Raises InvalidRequest."""
         self.check_stream_options()
-        self._check_tools()
+        self.offer()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
         for i, message in enumerate(self.messages):
@@ -115,25 +130,10 @@ class ChatCompletionRequest(GenerationBody):
                     param="continue_final_message",
                 )
 
-    def _check_tools(self) -> None:
-        choice, named = self.tool_choice, None
-        if isinstance(choice, dict):
-            function = choice.get("function")
-            named = function.get("name") if isinstance(function, dict) else None
-        if choice is not None and choice not in _TOOL_CHOICES and not isinstance(named, str):
-            raise InvalidRequest(
-                "'tool_choice' must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}.",
-                param="tool_choice",
-            )
-        if self.tools and choice != "none":
-            raise InvalidRequest("'tools' is not supported yet: this server answers with text only.", param="tools")
-        if not self.tools and (choice == "required" or named is not None):
-            raise InvalidRequest("'tool_choice' asks for a call, but 'tools' names no function.", param="tool_choice")
-
 
 def _check_message(message: Message, path: str) -> None:
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+    if message.content is None and not (message.role == "assistant" and message.calls):
         why = f"'{path}.content' must be text (only tool calls may come without)."
         raise InvalidRequest(why, param=f"{path}.content")
-    if message.tool_calls and message.role != "assistant":
+    if message.calls and message.role != "assistant":
         raise InvalidRequest("Only assistant messages can hold tool calls.", param=f"{path}.tool_calls")

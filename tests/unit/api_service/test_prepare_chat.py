@@ -182,13 +182,12 @@ def test_tls_09_arguments_are_an_object_for_the_template() -> None:
     assert '<area "no json">' in prompt_of(history(None, arguments="no json"), served(TOOLS))
 
 
-def test_msg_02_a_template_without_tools_refuses_them() -> None:
-    with pytest.raises(InvalidRequest) as calls:
-        prepare(history(None))
-    assert calls.value.param == "messages[1].tool_calls"
-    with pytest.raises(InvalidRequest) as role:
-        prepare([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}])
-    assert role.value.param == "messages[1].role"
+def test_msg_02_a_template_without_tools_gets_calls_and_results_as_text() -> None:
+    for content in (None, ""):
+        prompt = prompt_of(history(content))
+        assert '<tool_call>\n{"name": "area", "arguments": {"r": 2}}\n</tool_call>' in prompt
+        assert "<|im_start|>user\n<tool_response>\n12.6\n</tool_response><|im_end|>" in prompt
+    assert len(prompt_of(history(None, arguments='{"r": 2, "s": "longer"}'))) > len(prompt_of(history(None)))
 
 
 def test_template_kwargs_reach_the_template_but_not_its_own_names() -> None:

@@ -120,11 +120,8 @@ def test_use_08_stream_options(make: Any, options: Any, stream: bool | None, acc
     [
         ("store", True, False),
         ("service_tier", "flex", "auto"),
-        ("response_format", {"type": "json_object"}, {"type": "text"}),
         ("best_of", 3, None),
         ("use_beam_search", True, False),
-        ("guided_json", {}, None),
-        ("structured_outputs", {"regex": "a"}, None),
         ("prompt_logprobs", 21, 0),
         ("truncate_prompt_tokens", 0, -1),
         ("allowed_token_ids", [], [1]),
@@ -150,7 +147,7 @@ def test_smp_08_known_fields_are_refused_by_name_or_harmless(
         ("prediction", {"type": "content"}),
         ("web_search_options", {}),
         ("reasoning_effort", "low"),
-        ("chat_template", "x"),
+        ("chat_template", "x" * 65_537),
         ("echo", True),
     ],
 )
@@ -245,9 +242,31 @@ def test_tls_05_06_tool_choice_without_tools(tools: Any, choice: Any, accepted: 
         assert refused(chat, tools=tools, tool_choice=choice).param == "tool_choice"
 
 
-def test_tools_are_refused_by_name_unless_none_may_be_called() -> None:
-    assert refused(chat, tools=[TOOL]).param == "tools"
-    chat(tools=[TOOL], tool_choice="none")  # TLS-10
+@pytest.mark.parametrize("choice", [None, "none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
+def test_tls_05_06_tool_choice_with_tools(choice: Any) -> None:
+    offer = chat(tools=[TOOL], tool_choice=choice).offer()
+    assert [function.name for function in offer.functions] == ([] if choice == "none" else ["f"])
+
+
+@pytest.mark.parametrize(
+    "choice", ["maybe", 5, {}, {"type": "function"}, {"type": "function", "function": {"name": "g"}}]
+)
+def test_tls_06_a_wrong_choice_is_refused(choice: Any) -> None:
+    assert refused(chat, tools=[TOOL], tool_choice=choice).param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {},
+        {"type": "function"},
+        {"type": "custom", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "a b"}},
+        {"type": "function", "function": {"name": "f", "parameters": 5}},
+    ],
+)
+def test_bad_tools_are_refused_by_their_place(tool: Any) -> None:
+    assert (refused(chat, tools=[TOOL, tool]).param or "").startswith("tools[1]")
 
 
 def test_msg_06_flags_that_contradict_each_other() -> None:
