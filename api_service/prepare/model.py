@@ -38,12 +38,11 @@ class Vocabulary:
         self.longest_token = max(map(len, self.token_bytes.table), default=1) or 1
         """In bytes: a text of b bytes has at least b / longest_token tokens."""
 
-    def control_tokens(self, template: str) -> tuple[str, ...]:
+    def control_tokens(self, literal: str) -> tuple[str, ...]:
         """What a user must not be able to write: special tokens, and added tokens that the template itself writes.
 
         The choice of transformers' `sanitize_control_tokens`; whitespace tokens are ordinary text.
         """
-        literal = _get_template_literal_text(template) if template else ""
         written = {token for token in self.added_tokens_encoder if token in literal and not token.isspace()}
         return tuple(token for token in self.added_tokens_encoder if token in self._special | written)
 
@@ -80,13 +79,20 @@ class ServedModel:
     """Jinja source, "" when the model has none."""
     tool_parser: str = "auto"
     """The format of its tool calls, when the pod's operator says so."""
-    foreign_template: bool = False
-    """The template came with the request: it is rendered where it can do no harm."""
+    foreign_literal: str | None = None
+    """Set when the template came with the request: the text that it writes by itself. Such a template must not even be
+    compiled in this process."""
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
-        pattern: re.Pattern[str] = _get_control_token_patterns(self.vocabulary.control_tokens(self.template))[0]
+        pattern: re.Pattern[str] = _get_control_token_patterns(self.vocabulary.control_tokens(self._literal()))[0]
         return pattern
+
+    def _literal(self) -> str:
+        if self.foreign_literal is not None:
+            return self.foreign_literal
+        literal: str = _get_template_literal_text(self.template) if self.template else ""
+        return literal
 
     @property
     def window(self) -> int:

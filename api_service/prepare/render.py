@@ -105,7 +105,7 @@ def render_chat(
 
 def _render(model: ServedModel, arguments: dict[str, Any], limit_s: float) -> str:
     """The model's own template here, whose loops end at their next line; a client's in a process that can be killed."""
-    if model.foreign_template:
+    if model.foreign_literal is not None:
         return template_child.render(arguments, limit_s)
     with _TimeLimit(limit_s):
         rendered, _ = render_jinja_template(**arguments)
@@ -115,12 +115,13 @@ def _render(model: ServedModel, arguments: dict[str, Any], limit_s: float) -> st
 
 def with_template(model: ServedModel, template: str) -> ServedModel:
     """The model with a template that a client sent. Raises InvalidRequest for one that cannot be parsed."""
-    foreign = replace(model, template=template, foreign_template=True)
     try:
-        foreign.control_pattern  # noqa: B018 - parses it
-    except (TemplateError, RecursionError) as error:
-        raise InvalidRequest(f"'chat_template' is no template: {_reason(error)}", param="chat_template") from None
-    return foreign
+        literal = template_child.literal_text(template, RENDER_LIMIT_S)
+    except TemplateTooLong:
+        raise InvalidRequest("'chat_template' takes too long to compile.", param="chat_template") from None
+    except TemplateFailed as error:
+        raise InvalidRequest(f"'chat_template' is no template: {error}", param="chat_template") from None
+    return replace(model, template=template, foreign_literal=literal)
 
 
 def _reason(error: BaseException) -> str:

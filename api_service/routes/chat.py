@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from api_service.prepare.chat import prepare_chat
-from api_service.routes.generate import body_schema, generate
+from api_service.routes.generate import body_schema, generate, services_of
 from api_service.schemas.chat import ChatCompletionRequest
 
 __all__ = ["router"]
@@ -16,4 +18,5 @@ router = APIRouter(tags=["chat"])
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
 async def create_chat_completion(request: Request) -> Response:
     """The model's next message, whole or as server-sent events."""
-    return await generate(request, ChatCompletionRequest, prepare_chat)
+    trust = services_of(request).settings.trust_request_chat_template
+    return await generate(request, ChatCompletionRequest, partial(prepare_chat, trust_template=trust))
