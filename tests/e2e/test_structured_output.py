@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests.e2e.conftest import REAL_MODEL
+from tests.support.random_schemas import random_schema
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.real_model
@@ -135,3 +137,27 @@ def test_no_token_left_is_an_error_of_that_request_alone(client: httpx.Client) -
     response = ask(client, guided_regex="A", logit_bias={"49": -100, **banned}, max_tokens=4)
     assert response.status_code in (200, 500)
     assert content(ask(client, guided_regex="A", max_tokens=4))[0] == "A"
+
+
+def _follows(client: httpx.Client, seeds: range) -> int:
+    """Asks for every schema; each finished answer parses and validates. Returns how many finished."""
+
+    def one(seed: int) -> bool:
+        schema = random_schema(seed)
+        sampling = {"temperature": 1.0, "seed": seed, "max_tokens": 160}
+        text, finish = content(ask(client, response_format=wrapped(schema), **sampling))
+        if finish == "stop":
+            jsonschema.validate(json.loads(text), schema)
+        return finish == "stop"
+
+    with ThreadPoolExecutor(16) as pool:
+        return sum(pool.map(one, seeds))
+
+
+def test_random_schemas_are_followed(client: httpx.Client) -> None:
+    assert _follows(client, range(24)) >= 18
+
+
+@pytest.mark.soak
+def test_200_random_schemas_are_followed(client: httpx.Client) -> None:
+    assert _follows(client, range(200)) >= 160
