@@ -228,3 +228,16 @@ def test_an_embedding_is_logged_as_float32_with_the_end() -> None:
     [record] = records(job)
     assert struct.unpack("<2f", record.deltas[0].embedding) == pytest.approx((0.6, -0.8))
     assert record.end is not None
+
+
+def test_rl_16_each_choice_gets_a_matcher_and_the_tokens_to_replay() -> None:
+    made: list[object] = []
+
+    def new_matcher() -> Any:
+        made.append(object())
+        return made[-1]
+
+    job = make_job(n=2)
+    first, second = job.engine_requests(64, (2,), new_matcher)
+    assert [first.matcher, second.matcher] == made
+    assert 2 in first.stop_token_ids
