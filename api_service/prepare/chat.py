@@ -49,7 +49,7 @@ def prepare_chat(
         fitted(messages, offer, model),
         add_generation_prompt=adds_prompt,
         continue_final_message=continues,
-        kwargs=body.chat_template_kwargs or {},
+        kwargs=_template_variables(body, model),
         tools=[function.definition for function in offer.functions] if has_tools_branch(model) else [],
     )
     reading = answer_reading(offer, model, text)
@@ -80,6 +80,17 @@ def prepare_chat(
         tokenizer=model.card.tokenizer,
         **extensions(body),
     )
+
+
+def _template_variables(body: ChatCompletionRequest, model: ServedModel) -> dict[str, Any]:
+    """Raises InvalidRequest for an effort that nothing would come of."""
+    given, effort = body.chat_template_kwargs or {}, body.reasoning_effort
+    if effort is None or effort == "none":
+        return given
+    if "reasoning_effort" not in model.template:
+        why = f"The model '{model.card.name}' has no reasoning effort to choose; only 'none' is accepted."
+        raise InvalidRequest(why, param="reasoning_effort")
+    return {"reasoning_effort": effort} | given
 
 
 def _for_template(message: Message, template: str) -> dict[str, Any]:

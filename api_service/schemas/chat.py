@@ -85,6 +85,8 @@ class ChatCompletionRequest(GenerationBody):
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE)] | None = None
     """Instead of the model's own, where the pod's operator allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """Handed to a template that reads it; of other models only "none" can be asked."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -97,13 +99,13 @@ class ChatCompletionRequest(GenerationBody):
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
-        "reasoning_effort": (),
         "verbosity": ("medium",),
         "web_search_options": (),
         "documents": ([],),
         "echo": (False,),
         "add_special_tokens": (False,),
         "mm_processor_kwargs": (),
+        "moderation": (),
     }
 
     def offer(self) -> Offer:

@@ -146,7 +146,6 @@ def test_smp_08_known_fields_are_refused_by_name_or_harmless(
         ("modalities", ["audio"]),
         ("prediction", {"type": "content"}),
         ("web_search_options", {}),
-        ("reasoning_effort", "low"),
         ("chat_template", "x" * 65_537),
         ("echo", True),
     ],
