@@ -18,7 +18,7 @@ from api_service.routes import chat, completions, embeddings, health, metrics, m
 from api_service.services import Services
 from api_service.settings import Settings
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "metrics_app"]
 
 _PUBLIC = {"/health", "/ready", "/metrics"}
 """Routes that need no key. Everything else does, whether it exists or not."""
@@ -36,7 +36,10 @@ def create_app(settings: Settings) -> FastAPI:
     servers = [{"url": settings.root_path}] if settings.root_path else None
     app = FastAPI(title="Headrace", lifespan=lifespan, servers=servers, docs_url=None, redoc_url=None)
     app.state.services = services
-    for module in (chat, completions, embeddings, models, streams, tokens, metrics, health):
+    modules = [chat, completions, embeddings, models, streams, tokens, health]
+    if settings.metrics_port is None:
+        modules.append(metrics)
+    for module in modules:
         app.router.routes.extend(module.router.routes)  # flat, so that `app.routes` shows every route there is
     add_error_handlers(app)
 
@@ -57,4 +60,13 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.root_path:
         app.add_middleware(RootPath, root_path=settings.root_path, routes=lambda: app.routes)
     app.add_middleware(RequestScope, draining=lambda: services.draining)
+    return app
+
+
+def metrics_app(services: Services) -> FastAPI:
+    """/metrics alone, for a port of its own."""
+    app = FastAPI(title="Headrace metrics", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.services = services
+    app.router.routes.extend(metrics.router.routes)
+    add_error_handlers(app)
     return app

@@ -137,7 +137,8 @@ class Follower:
         if self._down_since is None:
             self._down_since = now
             log.warning("a stream waits for redis", rid=self._stream.request.rid, error=str(error))
-        elif now - self._down_since > OUTAGE_LIMIT_S:
+        elif now - self._down_since > OUTAGE_LIMIT_S and not self._stream.over:
+            self._metrics.cut("outage")
             self._stream.fail(
                 RedisUnavailable("The queue cannot be reached. Resume this stream later.", retry_after=5.0)
             )

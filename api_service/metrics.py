@@ -7,17 +7,19 @@ public method swallows its own failures, once, in one decorator, and logs them.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Concatenate, ParamSpec
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from api_service.registry_view import Snapshot
+from shared.histogram import BOUNDS
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -87,6 +89,7 @@ class Metrics:
         self._gaps = Counter("headrace_relay_gaps", "Gaps in a channel, filled from the log.", registry=registry)
         self._restored = Counter("headrace_restores", "Requests queued again after Redis lost them.", registry=registry)
         self._resumed = Counter("headrace_resumes", "Streams continued with a cursor.", registry=registry)
+        self._cut = Counter("headrace_streams_cut", "Streams this pod ended early.", ["reason"], registry=registry)
         self._active = Gauge("headrace_pod_requests", "Requests this pod carries now.", registry=registry)
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds", "Until the first token.", name, buckets=_TTFT, registry=registry
@@ -125,6 +128,11 @@ class Metrics:
     @_harmless
     def gap(self) -> None:
         self._gaps.inc()
+
+    @_harmless
+    def cut(self, reason: str) -> None:
+        """A stream was ended with an error that says how to go on: "drain" or "outage"."""
+        self._cut.labels(reason).inc()
 
     @_harmless
     def restored(self) -> None:
@@ -167,6 +175,7 @@ class _Cluster(Collector):
                 age.add_metric([name, card.worker_id], card.last_step_age_ms / 1000)
         yield from (workers, running, waiting, usage, age, depth)
         yield from _counters(view)
+        yield from _histograms(view)
 
 
 def _counters(view: Snapshot) -> Iterator[Metric]:
@@ -180,3 +189,16 @@ def _counters(view: Snapshot) -> Iterator[Metric]:
                 if math.isfinite(value) and value >= 0:
                     family.add_metric([card.model, card.worker_id], value)
             yield family
+
+
+def _histograms(view: Snapshot) -> Iterator[Metric]:
+    """The workers' distributions; one of another version, with other buckets, is left out."""
+    for name in sorted({name for card in view.workers for name in card.histograms if name.replace("_", "").isalnum()}):
+        family = HistogramMetricFamily(f"headrace_{name}", f"{name} of each worker.", labels=["model_name", "worker"])
+        for card in view.workers:
+            values = card.histograms.get(name, ())
+            if len(values) == len(BOUNDS) + 2 and all(math.isfinite(value) and value >= 0 for value in values):
+                running = itertools.accumulate(values[:-1])
+                bounds = [*map(str, BOUNDS), "+Inf"]
+                family.add_metric([card.model, card.worker_id], list(zip(bounds, running, strict=True)), values[-1])
+        yield family

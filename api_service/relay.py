@@ -121,6 +121,8 @@ class Relay:
     def drain(self) -> None:
         """Ends every stream with an error that says how to go on; the requests themselves run on."""
         for stream in self._streams:
+            if not stream.over and not stream.left:
+                self._metrics.cut("drain")
             stream.fail(
                 PodDraining(
                     f"This server is shutting down. Go on with GET /v1/streams/{stream.request.rid} on another one.",

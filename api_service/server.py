@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import structlog
 import uvicorn
 
-from api_service.app import create_app
+from api_service.app import create_app, metrics_app
 from api_service.services import Services
 from api_service.settings import Settings
 
@@ -25,6 +25,14 @@ _GRACEFUL_S = 2
 """For uvicorn's own shutdown, when all streams are over."""
 
 log = structlog.get_logger(__name__)
+
+
+class _Beside(uvicorn.Server):
+    """A second server in the same process; signals are the first one's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 class PodServer(uvicorn.Server):
@@ -49,6 +57,20 @@ class PodServer(uvicorn.Server):
         self._settings = settings
         self._services: Services = app.state.services
         self._stop = asyncio.Event()
+        self.metrics_server: _Beside | None = None
+        if settings.metrics_port is not None:
+            self.metrics_server = _Beside(
+                uvicorn.Config(
+                    metrics_app(self._services),
+                    host=settings.host,
+                    port=settings.metrics_port,
+                    log_level="warning",
+                    access_log=False,
+                    lifespan="off",
+                    ws="none",
+                    server_header=False,
+                )
+            )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,10 +85,15 @@ class PodServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         drain = asyncio.create_task(self._drain_when_stopped(), name="drain")
+        beside = self.metrics_server
+        metrics = asyncio.create_task(beside.serve(), name="metrics") if beside is not None else None
         try:
             await super().serve(sockets)
         finally:
             drain.cancel()
+            if beside is not None and metrics is not None:
+                beside.should_exit = True
+                await metrics
 
     def stop(self) -> None:
         """Begins the drain."""

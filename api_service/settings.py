@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     """Whether clients may send a chat template of their own; it is rendered in a process that can be ended."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Seed of requests that bring none; None draws one for each."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """/metrics is served there, on the same host, and nowhere else; None: beside the API."""
     root_path: str = ""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "json"] = "auto"

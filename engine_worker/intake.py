@@ -7,6 +7,7 @@ waits inside the engine; what a read brought beyond the last slot goes back at o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from engine_worker.waiting import REDIS_TROUBLE, Backoff, wait_for_event
 from shared.claims import Acquired, Claim, ClaimQueue, Entry
 from shared.errors import ContextLengthExceeded, EngineFailure, HeadraceError, InvalidRequest
 from shared.grammars.backend import GrammarError, TokenMatcher
+from shared.histogram import SecondsHistogram
 from shared.messages import decode_record
 
 __all__ = ["Intake"]
@@ -54,6 +56,7 @@ class Intake:
         max_num_seqs: int,
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self.queue_age_seconds = SecondsHistogram()
         self._queues = queues
         self._outbox = outbox
         self._engine = engine
@@ -193,6 +196,8 @@ class Intake:
         self._outbox.add(job)
         self._run(job, too_long)
         self.counters["takeovers"] += item.claim.epoch > 1
+        if item.claim.epoch == 1:  # an entry's id begins with the milliseconds at which it was queued
+            self.queue_age_seconds.observe(time.time() - int(item.claim.entry_id.partition(b"-")[0]) / 1000)
         log.info("request started", rid=rid, epoch=item.claim.epoch, choices=request.num_choices, logged=item.next_seq)
         if rid in self._early_cancels:
             del self._early_cancels[rid]

@@ -7,6 +7,7 @@ engine goes on to say is merged into one record per request; past a limit the en
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -17,6 +18,7 @@ from engine_worker.jobs import Choice, Job
 from engine_worker.request import TokenEvent
 from engine_worker.waiting import REDIS_TROUBLE, Backoff
 from shared.claims import ClaimQueue, Commit, CommitReply, ReplyKind
+from shared.histogram import SecondsHistogram
 from shared.keys import shard_of
 
 __all__ = ["Outbox"]
@@ -52,6 +54,7 @@ class Outbox:
     ) -> None:
         self.jobs: dict[str, Job] = {}
         self.counters: Counter[str] = Counter()
+        self.commit_seconds = SecondsHistogram()
         self._queues = queues
         self._engine = engine
         self._freed = freed
@@ -133,6 +136,7 @@ class Outbox:
             if not batch:
                 self._settled.set()
                 continue
+            started = time.monotonic()
             try:
                 replies = await self._queues[shard].commit(batch)
             except REDIS_TROUBLE as error:
@@ -142,6 +146,7 @@ class Outbox:
                 await asyncio.sleep(backoff.next())
                 self._dirty[shard].set()  # the same records again: a lost reply is answered DUP
                 continue
+            self.commit_seconds.observe(time.monotonic() - started)
             backoff.reset()
             self._settle(batch, replies)
 

@@ -212,6 +212,10 @@ class Worker:
             steps=stats.steps,
             last_step_age_ms=int(self._engine.step_age * 1000),
             counters={name: float(value) for name, value in counters.items()},
+            histograms={
+                "commit_seconds": self.outbox.commit_seconds.values(),
+                "queue_age_seconds": self._intake.queue_age_seconds.values(),
+            },
         )
 
     async def _watch(self) -> None:

@@ -231,6 +231,7 @@ API = (
     Flag("keepalive_s", float, "Seconds of silence after which a stream gets a comment line.", "15", 0.05, panel=_API),
     Flag("drain_timeout_s", float, "Seconds that running streams get when the pod is stopped.", "10", 0, panel=_API),
     Flag("timeout_keep_alive", int, "Seconds that an idle connection stays open.", "120", 1, panel=_API),
+    Flag("metrics_port", int, "Port of /metrics alone.", "beside the API", 0, 65535, panel=_API),
     Flag("root_path", str, "Path prefix that a proxy strips.", "none", check=_root_path, panel=_API),
     Flag("cors_origins", list[str], "Origins that browsers may call from; repeat it.", "none", panel=_API),
 )

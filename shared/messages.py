@@ -215,6 +215,8 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens_per_s: float = 0.0
     counters: dict[str, float] = {}
     """Monotone totals for /metrics: prompt_tokens, generation_tokens, preemptions, takeovers, …"""
+    histograms: dict[str, tuple[float, ...]] = {}
+    """The same for distributions, see shared/histogram.py."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -26,9 +26,7 @@ from shared.messages import GenerateRequest
 __all__ = ["prepare_chat"]
 
 
-def prepare_chat(
-    body: ChatCompletionRequest, model: ServedModel, *, trust_template: bool = False
-) -> GenerateRequest:
+def prepare_chat(body: ChatCompletionRequest, model: ServedModel, *, trust_template: bool = False) -> GenerateRequest:
     """The request without id, tenant and times, which the route adds. Raises InvalidRequest and its kind.
 
     `trust_template`: whether the operator lets clients bring a chat template.

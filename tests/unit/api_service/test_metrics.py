@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api_service.metrics import Metrics
 from api_service.registry_view import Snapshot
+from shared.histogram import SecondsHistogram
 from shared.messages import WorkerCard
 from shared.queue import Depth
 from tests.support.scripted_worker import model_card
@@ -52,3 +54,27 @@ def test_ops_06_a_metric_that_fails_breaks_nothing() -> None:
     values = samples(Metrics(lambda: Snapshot(workers=(bad,))))
     assert values["headrace_preemptions_total{tiny,w}"] == values["vllm:num_preemptions_total{tiny,w}"] == 2
     assert not any("generation_tokens" in name for name in values)
+
+
+def test_distributions_of_workers_are_histograms() -> None:
+    ages = SecondsHistogram()
+    for seconds in (-1.0, 0.002, 0.002, 7.0, 1000.0):
+        ages.observe(seconds)
+    cards = (
+        WorkerCard("w", "tiny", histograms={"queue_age_seconds": ages.values()}),
+        WorkerCard("older", "tiny", histograms={"queue_age_seconds": (1.0, 2.0)}),
+    )
+    values = samples(Metrics(lambda: Snapshot(workers=cards)))
+    found = {name.split("{")[1]: value for name, value in values.items() if "queue_age_seconds_bucket" in name}
+    assert found["0.001,tiny,w}"] == 1
+    assert found["0.0025,tiny,w}"] == found["5.0,tiny,w}"] == 3
+    assert found["10.0,tiny,w}"] == 4
+    assert found["+Inf,tiny,w}"] == values["headrace_queue_age_seconds_count{tiny,w}"] == 5
+    assert values["headrace_queue_age_seconds_sum{tiny,w}"] == pytest.approx(1007.004)
+    assert not any("older" in name for name in found)
+
+
+def test_streams_that_the_pod_ended_are_counted_by_reason() -> None:
+    metrics = Metrics(Snapshot)
+    metrics.cut("drain")
+    assert samples(metrics)["headrace_streams_cut_total{drain}"] == 1
