@@ -53,6 +53,7 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
             max_model_len=settings.max_model_len,
             progress=progress,
         )
+    log.info("model loaded", model=loaded.name, dtype=loaded.config.dtype, kernels=loaded.kernels)
     return make_engine(settings, loaded)
 
 

@@ -80,8 +80,11 @@ class LoadingProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, done: int, total: int, _tensor: str) -> None:
-        """`done` of `total` bytes are in memory."""
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """`done` of `total` bytes are in memory; without a total, `what` is being done."""
+        if not total:
+            log.info(what)
+            return
         with self._lock:
             if self._bar is not None:
                 self._bar.update(self._task, completed=done, total=total)

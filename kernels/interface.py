@@ -58,7 +58,8 @@ class Ops(ABC):
 
     @abstractmethod
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Adds x to the residual stream (None: x starts it) -> (norm of the sum, the sum). May reuse both inputs'
+        """Adds x to the residual stream (None: x starts it) -> (norm of the sum in x's dtype, the sum). The stream is
+        float32 whatever x is: rounding it after every layer would be most of bfloat16's error. May reuse both inputs'
         memory."""
 
     @abstractmethod

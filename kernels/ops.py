@@ -9,6 +9,7 @@ import os
 
 import torch
 
+from kernels.cpu.build import must_compile
 from kernels.cpu.library import load
 from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
@@ -41,23 +42,33 @@ __all__ = [
     "kv_cache_bytes",
     "new_kv_cache",
     "select_backend",
+    "will_compile",
 ]
 
 
 def select_backend(device: torch.device | str) -> Ops:
     """The fastest backend that runs on `device`.
 
-    On CPUs HEADRACE_CPU_BACKEND chooses between "torch" (the default) and "native", our own kernels; `Ops.note` says
-    why torch serves where native was asked for. Raises ValueError for any other value.
+    On CPUs HEADRACE_CPU_BACKEND chooses between "native" (the default), our own kernels, compiled at the first start, and
+    "torch"; `Ops.note` says why torch serves where native cannot. Raises ValueError for any other value.
     """
     if torch.device(device).type != "cpu":
         return ReferenceOps()
-    choice = os.environ.get("HEADRACE_CPU_BACKEND", "") or "torch"
-    if choice not in ("native", "torch"):
-        raise ValueError(f"HEADRACE_CPU_BACKEND is {choice!r}; allowed: native, torch")
-    library = load() if choice == "native" else ""
+    library = load() if _wants_native() else ""
     if not isinstance(library, str):
         return NativeOps(library)
     ops = OneDnnOps() if torch._C._has_mkldnn else ReferenceOps()
     ops.note = library
     return ops
+
+
+def will_compile(device: torch.device | str) -> bool:
+    """Whether `select_backend` will take the seconds of compiling first. Raises ValueError as it does."""
+    return torch.device(device).type == "cpu" and _wants_native() and must_compile()
+
+
+def _wants_native() -> bool:
+    choice = os.environ.get("HEADRACE_CPU_BACKEND", "") or "native"
+    if choice not in ("native", "torch"):
+        raise ValueError(f"HEADRACE_CPU_BACKEND is {choice!r}; allowed: native, torch")
+    return choice == "native"

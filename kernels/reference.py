@@ -128,8 +128,8 @@ class ReferenceOps(Ops):
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = x if residual is None else residual.add_(x)
-        return self.rms_norm(total, weight, eps), total
+        total = x.float() if residual is None else residual.add_(x)
+        return self.rms_norm(total, weight.float(), eps).to(x.dtype), total
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         return PackedLinear(weight, bias, weight.shape[1], weight.shape[0], packed=False)

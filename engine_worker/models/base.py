@@ -54,6 +54,8 @@ class LoadedModel:
     """generation_config's sampling defaults: temperature, top_p, top_k, min_p, repetition_penalty."""
     name: str
     """Default served name: hub id, directory name, or the GGUF file's stem."""
+    kernels: str
+    """The op table that serves it: native-avx512, onednn, reference, … and, where that is not the first choice, why."""
     fingerprint: str
     """16 hex digits over the weights' identity (names, shapes, types, sampled bytes) and dtype: equal on every
     worker."""

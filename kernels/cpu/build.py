@@ -21,7 +21,7 @@ import torch
 
 from kernels.cpu.isa import Level, candidate_levels
 
-__all__ = ["BuildError", "build", "cache_directory"]
+__all__ = ["BuildError", "build", "cache_directory", "must_compile"]
 
 _SOURCES = Path(__file__).parent / "src"
 _FLAGS = (
@@ -68,6 +68,16 @@ def build(level: Level) -> Path:
     except OSError as error:
         raise BuildError(f"the kernel cache {directory} is not usable: {error}") from error
     return target
+
+
+def must_compile() -> bool:
+    """Whether the next start will compile: a compiler is there and its library is not. Raises ValueError for a bad
+    HEADRACE_CPU_ISA."""
+    level = candidate_levels()[0]
+    try:
+        return not (cache_directory() / f"{level.name}-{_fingerprint(_compiler(), level)}.so").exists()
+    except BuildError:
+        return False
 
 
 def _compiler() -> str:

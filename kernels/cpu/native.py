@@ -130,8 +130,8 @@ class NativeOps(ReferenceOps):
         if not _elementwise(x):
             return super().add_rms_norm(x, residual, weight, eps)
         if residual is not None:
-            _expect(residual, x.dtype, x.shape)
-        return self._norm(x, residual, weight, eps), x if residual is None else residual
+            _expect(residual, torch.float32, x.shape)
+        return self._norm(x, residual, weight, eps), x.float() if residual is None else residual
 
     def _norm(self, x: Tensor, stream: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
@@ -199,8 +199,8 @@ class NativeOps(ReferenceOps):
             return super().attention_block(x, residual, weights, step, layer)
         shape = (step.num_tokens, weights.qkv.in_features)
         _expect(x, step.dtype, shape)
-        stream = x if residual is None else residual
-        _expect(stream, step.dtype, shape)
+        stream = x.float() if residual is None else residual
+        _expect(stream, torch.float32, shape)
         # x is used up once it is added to the stream, so the result takes its place.
         out = torch.empty_like(x) if residual is None else x
         self.functions.hr_attention_block(
@@ -219,7 +219,7 @@ class NativeOps(ReferenceOps):
             return super().mlp_block(x, residual, weights)
         shape = (x.shape[0], weights.gate_up.in_features)
         _expect(x, x.dtype, shape)
-        _expect(residual, x.dtype, shape)
+        _expect(residual, torch.float32, shape)
         self.functions.hr_mlp_block(
             self.workspace,
             self._mlp_struct(weights),
@@ -237,13 +237,20 @@ class NativeOps(ReferenceOps):
         if not isinstance(step, _NativeStep) or not all(a.qkv.packed and m.gate_up.packed for a, m in layers):
             return super().decoder(x, layers, step)
         _expect(x, step.dtype, (step.num_tokens, layers[0][0].qkv.in_features))
-        delta = torch.empty_like(x)
+        stream, delta = x.float(), torch.empty_like(x)
         attention = pointer_array([self._attention_struct(weights) for weights, _ in layers])
         mlp = pointer_array([self._mlp_struct(weights) for _, weights in layers])
         self.functions.hr_decoder(
-            self.workspace, step.struct, len(layers), attention, mlp, x.data_ptr(), delta.data_ptr()
+            self.workspace,
+            step.struct,
+            len(layers),
+            attention,
+            mlp,
+            x.data_ptr(),
+            stream.data_ptr(),
+            delta.data_ptr(),
         )
-        return delta, x
+        return delta, stream
 
     def _attention_struct(self, weights: AttentionWeights) -> HrAttention:
         known = self._attention.get(id(weights))

@@ -23,9 +23,12 @@ from engine_worker.models.loading.safetensors_weights import SafetensorsCheckpoi
 from engine_worker.models.loading.sources import resolve
 from engine_worker.models.loading.text_assets import TextAssets
 from engine_worker.models.registry import model_class
-from kernels.ops import select_backend
+from kernels.ops import select_backend, will_compile
 
-__all__ = ["load"]
+__all__ = ["COMPILING", "load"]
+
+COMPILING = "compiling kernels for this CPU (once)"
+"""What `progress` is called with, and no bytes, before the one start that takes some seconds longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,23 @@ def load(
     """Loads the model `source` names: a directory, a hub id, a .gguf file, or "" for the default model.
 
     `device` is auto, cpu or cuda; auto takes CUDA where there is some. `progress(done_bytes, total_bytes, what)` is
-    called before every tensor and once at the end, from this thread. Raises LoadError with a message for the user.
+    called before every tensor and once at the end, and with COMPILING before kernels are compiled, from this thread. Raises LoadError with a message for the user.
     """
     target = _device(device)
     resolved = resolve(source)
     opener = _open_gguf if resolved.is_gguf else _open_directory
     opened = opener(resolved.path, dtype, target, max_model_len)
     config = opened.config
-    ops = select_backend(target)
+    report = progress or _silent
+    try:
+        if will_compile(target):
+            report(0, 0, COMPILING)
+        ops = select_backend(target)
+    except ValueError as error:
+        raise LoadError(str(error)) from error
     architecture = model_class(config.architecture)
     store = WeightStore(architecture.specs(config), ops, config.torch_dtype, target)
-    fill(store, opened.checkpoint, progress or _silent, tied=config.tie_word_embeddings)
+    fill(store, opened.checkpoint, report, tied=config.tie_word_embeddings)
     return LoadedModel(
         model=architecture(config, store, ops, target),
         config=config,
@@ -67,6 +76,7 @@ def load(
         eos_token_ids=opened.text.eos_token_ids,
         defaults=opened.text.defaults,
         name=resolved.name,
+        kernels=f"{ops.name} ({ops.note})" if ops.note else ops.name,
         fingerprint=fingerprint(opened.checkpoint, config.architecture, config.dtype),
     )
 

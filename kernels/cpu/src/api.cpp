@@ -41,20 +41,21 @@ HR_API void hr_linear(void* ws, const HrLinear* w, int64_t dtype, int64_t rows, 
 }
 
 HR_API void hr_attention_block(void* ws, const HrStep* step, const HrAttention* block, int64_t layer, const void* x,
-                               void* stream, void* out) {
+                               float* stream, void* out) {
   attention_block(*(Workspace*)ws, *step, *block, layer, x, stream, out);
 }
 
-HR_API void hr_mlp_block(void* ws, const HrMlp* block, int64_t dtype, int64_t rows, const void* x, void* stream,
+HR_API void hr_mlp_block(void* ws, const HrMlp* block, int64_t dtype, int64_t rows, const void* x, float* stream,
                          void* out) {
   mlp_block(*(Workspace*)ws, *block, dtype, rows, x, stream, out);
 }
 
-// All layers. stream holds the embeddings and ends as the residual stream, delta as what is to be added to it.
+// All layers. x holds the embeddings and stream the same in float32 (they may be one), which ends as the residual stream,
+// delta as what is to be added to it.
 HR_API void hr_decoder(void* ws, const HrStep* step, int64_t layers, const HrAttention* const* attention,
-                       const HrMlp* const* mlp, void* stream, void* delta) {
+                       const HrMlp* const* mlp, const void* x, float* stream, void* delta) {
   for (int64_t i = 0; i < layers; ++i) {
-    attention_block(*(Workspace*)ws, *step, *attention[i], i, i ? delta : stream, i ? stream : nullptr, delta);
+    attention_block(*(Workspace*)ws, *step, *attention[i], i, i ? delta : x, i ? stream : nullptr, delta);
     mlp_block(*(Workspace*)ws, *mlp[i], step->dtype, step->num_tokens, delta, stream, delta);
   }
 }
@@ -85,7 +86,7 @@ static Activations plain_rows(int64_t dtype, int64_t width, void* data) {
 }
 
 // width must be a multiple of 16 in both.
-HR_API void hr_rms_norm(void* ws, int64_t dtype, int64_t rows, int64_t width, const void* x, void* stream,
+HR_API void hr_rms_norm(void* ws, int64_t dtype, int64_t rows, int64_t width, const void* x, float* stream,
                         const float* weight, double eps, void* out) {
   Workspace& workspace = *(Workspace*)ws;
   const Norm norm = {x, stream, weight, float(eps), rows, width, dtype};

@@ -8,15 +8,14 @@ int64_t dtype_bytes(int64_t dtype) { return dtype == HR_F32 ? 4 : 2; }
 template <class T>
 void norm_row(const Norm& norm, int64_t r, float* row, int64_t padded) {
   const T* x = (const T*)norm.x + r * norm.width;
-  T* stream = norm.stream ? (T*)norm.stream + r * norm.width : nullptr;
+  float* stream = norm.stream ? norm.stream + r * norm.width : nullptr;
   vf squares = {};
   for (int64_t i = 0; i < norm.width; i += VL) {
     const int64_t n = norm.width - i;
     vf value = load_upto(x + i, n);
     if (stream) {
-      // The norm sees the stream as it is stored, rounded.
-      store_upto(stream + i, load_upto(stream + i, n) + value, n);
-      value = load_upto(stream + i, n);
+      value += load_upto(stream + i, n);
+      store_upto(stream + i, value, n);
     }
     squares += value * value;
     store(row + i, value);
@@ -100,7 +99,7 @@ void silu_rows(Team& team, Workspace& ws, const void* x, int64_t dtype, int64_t 
 }
 
 void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block, int64_t layer, const void* x,
-                     void* stream, void* out) {
+                     float* stream, void* out) {
   const int64_t rows = step.num_tokens, dtype = step.dtype;
   const HrLinear &qkv = block.qkv, &output = block.output;
   plan_attention(ws, step, block.num_heads / block.num_kv_heads);
@@ -121,7 +120,7 @@ void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block
   });
 }
 
-void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, void* stream, void* out) {
+void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, float* stream, void* out) {
   const HrLinear &gate_up = block.gate_up, &down = block.down;
   const Activations input = reserve(ws.input, act_kind(gate_up.format, rows), rows, gate_up.in_features);
   const Middle middle(ws, down, dtype, rows);

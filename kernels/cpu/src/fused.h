@@ -6,10 +6,11 @@
 
 namespace headrace {
 
-// RMS norm (Zhang, Sennrich 2019) of x, or of stream + x, which then is the new stream; `stream` may be null.
+// RMS norm (Zhang, Sennrich 2019) of x, or of stream + x, which then is the new stream; `stream` may be null. The stream
+// is float32 whatever x is: rounding the sum after every layer would be most of bf16's error.
 struct Norm {
   const void* x;
-  void* stream;
+  float* stream;
   const float* weight;
   float eps;
   int64_t rows;
@@ -21,8 +22,8 @@ void norm_rows(Team& team, Workspace& ws, const Norm& norm, const Activations& t
 
 // x plus what is left of `stream` and back: see Ops.attention_block and Ops.mlp_block. `out` may be x.
 void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block, int64_t layer, const void* x,
-                     void* stream, void* out);
-void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, void* stream, void* out);
+                     float* stream, void* out);
+void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, float* stream, void* out);
 
 // x [rows, in] of `dtype` -> out.
 void linear(Workspace& ws, const HrLinear& w, int64_t dtype, int64_t rows, const void* x, const Output& out);
