@@ -67,7 +67,6 @@ def limits() -> llguidance.LLParserLimits:
     """What bounds time and memory of one grammar; past a limit it fails, alone."""
     return llguidance.LLParserLimits(
         max_items_in_row=10_000,
-        step_max_items=100_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from tests.e2e.conftest import REAL_MODEL
@@ -127,3 +128,27 @@ def test_msg_02_calls_and_results_of_the_history_reach_the_prompt(http: httpx.Cl
     assert size({"content": None, "tool_calls": [longer]}) > sizes.pop()
     nothing = {"model": REAL_MODEL, "messages": [ASK[0], {"role": "assistant", "content": None}]}
     assert http.post("/chat/completions", json=nothing).status_code == 400
+
+
+class Person(pydantic.BaseModel):
+    """What the openai package turns into a strict schema."""
+
+    name: str = pydantic.Field(max_length=12)
+    friends: Annotated[list[Literal["Ann", "Björn", "日本"]], pydantic.Field(max_length=2)]
+    home: Literal["north", "south"] | None
+
+
+def test_the_openai_clients_parse_helper(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model=REAL_MODEL, messages=ASK, response_format=Person, max_tokens=120, temperature=0
+    )
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_the_openai_clients_stream_helper_collects_calls(client: openai.OpenAI) -> None:
+    body = fields("required", parallel_tool_calls=False)
+    with client.chat.completions.stream(**body) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls"
+    [call] = final.message.tool_calls or []
+    assert json.loads(call.function.arguments) == {"color": "teal"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -123,3 +126,15 @@ def test_logprobs_are_the_models_own(tiny: LoadedModel, maker: Maker) -> None:
     request = maker.request(sampling=replace(SAMPLED, logprobs=2))
     run = finished(tiny, request)
     assert all(event.logprobs is not None for event in run.events["r"] if event.token_id is not None)
+
+
+def test_the_engine_needs_no_grammar_library() -> None:
+    """A machine that only computes may have neither llguidance nor what pods and workers talk with."""
+    blocked = ("llguidance", "tokenizers", "msgspec", "pydantic", "redis", "structlog")
+    program = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "import engine_worker.engine, shared.grammars.backend as backend\n"
+        "assert backend.llguidance is None\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).resolve().parents[3])
