@@ -49,8 +49,8 @@ __all__ = [
 def select_backend(device: torch.device | str) -> Ops:
     """The fastest backend that runs on `device`.
 
-    On CPUs HEADRACE_CPU_BACKEND chooses between "native" (the default), our own kernels, compiled at the first start, and
-    "torch"; `Ops.note` says why torch serves where native cannot. Raises ValueError for any other value.
+    On CPUs HEADRACE_CPU_BACKEND chooses between "native" (the default), our own kernels, compiled at the first start,
+    and "torch"; `Ops.note` says why torch serves where native cannot. Raises ValueError for any other value.
     """
     if torch.device(device).type != "cpu":
         return ReferenceOps()

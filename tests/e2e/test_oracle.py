@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(400)]
 
 NUM_PROMPTS = 48
 LONGEST = 700
-OUTPUT = 12
+OUTPUT = 8
 MARGIN = 1e-4
 
 

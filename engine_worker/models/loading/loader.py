@@ -49,7 +49,8 @@ def load(
     """Loads the model `source` names: a directory, a hub id, a .gguf file, or "" for the default model.
 
     `device` is auto, cpu or cuda; auto takes CUDA where there is some. `progress(done_bytes, total_bytes, what)` is
-    called before every tensor and once at the end, and with COMPILING before kernels are compiled, from this thread. Raises LoadError with a message for the user.
+    called before every tensor and once at the end, and with COMPILING before kernels are compiled, from this thread.
+    Raises LoadError with a message for the user.
     """
     target = _device(device)
     resolved = resolve(source)
