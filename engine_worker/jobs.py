@@ -6,11 +6,10 @@ function of (request, tokens so far): a take-over replays the logged tokens and 
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from engine_worker.request import PromptLogprobs, Request, TokenEvent, TokenLogprobs
+from engine_worker.request import Request, TokenEvent
+from engine_worker.wire import float32_bytes, wire_logprobs, wire_score
 from shared.claims import Claim, Commit
 from shared.grammars.backend import TokenMatcher
 from shared.messages import (
@@ -30,8 +29,6 @@ from shared.text.token_bytes import TokenBytes
 
 __all__ = ["Choice", "Job"]
 
-_IMPOSSIBLE = -9999.0
-"""What OpenAI's API says for a probability of zero."""
 _BATCH_PRIORITY = 10_000
 """Added to what the client chose: batch work comes after everything else."""
 
@@ -79,9 +76,9 @@ class Choice:
             return False  # the engine was a step or two ahead of a stop string or a cancellation
         if event.prompt_logprobs:
             self.num_scored += len(event.prompt_logprobs)
-            self._new_scores += map(_wire_score, event.prompt_logprobs)
+            self._new_scores += map(wire_score, event.prompt_logprobs)
         if event.embedding:
-            self._new_embedding = _float32(event.embedding)
+            self._new_embedding = float32_bytes(event.embedding)
         stopped = event.token_id is not None and self._take_token(event.token_id, event)
         self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
         if not stopped and event.finish_reason is not None:
@@ -133,10 +130,10 @@ class Choice:
             if event.stop_token_id in self._conditions.stop_token_ids:
                 self._stop_reason = event.stop_token_id
             if self._scores and event.logprobs is not None:  # whoever scores a prompt counts on one entry a token
-                self._new_logprobs.append(_wire_logprobs(token_id, event.logprobs))
+                self._new_logprobs.append(wire_logprobs(token_id, event.logprobs))
             return False
         if event.logprobs is not None:
-            self._new_logprobs.append(_wire_logprobs(token_id, event.logprobs))
+            self._new_logprobs.append(wire_logprobs(token_id, event.logprobs))
         text, stop = self._text.push(token_id)
         self._new_text.append(text)
         if stop is not None:
@@ -292,19 +289,3 @@ class Job:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
         )
-
-
-def _wire_logprobs(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
-    top = tuple((other, max(value, _IMPOSSIBLE)) for other, value in logprobs.top)
-    return TokenLogprob(token_id=token_id, logprob=max(logprobs.logprob, _IMPOSSIBLE), top=top)
-
-
-def _wire_score(score: PromptLogprobs) -> PromptLogprob:
-    return PromptLogprob(token_id=score.token_id, logprob=score.logprob, rank=score.rank, top=score.top)
-
-
-def _float32(values: Sequence[float]) -> bytes:
-    data = array("f", values)
-    if sys.byteorder == "big":
-        data.byteswap()
-    return data.tobytes()

@@ -32,11 +32,7 @@ def prepare_chat(body: ChatCompletionRequest, model: ServedModel, *, trust_templ
     `trust_template`: whether the operator lets clients bring a chat template.
     """
     body.check()
-    if body.chat_template is not None:
-        if not trust_template:
-            why = "'chat_template' is not accepted here; the server's switch is --trust-request-chat-template."
-            raise InvalidRequest(why, param="chat_template")
-        model = with_template(model, body.chat_template)
+    model = _with_own_template(model, body.chat_template, trust_template)
     check_text_length(model, "".join(message.content or "" for message in body.messages), "messages")
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
@@ -78,6 +74,15 @@ def prepare_chat(body: ChatCompletionRequest, model: ServedModel, *, trust_templ
         tokenizer=model.card.tokenizer,
         **extensions(body),
     )
+
+
+def _with_own_template(model: ServedModel, template: str | None, trusted: bool) -> ServedModel:
+    if template is None:
+        return model
+    if not trusted:
+        why = "'chat_template' is not accepted here; the server's switch is --trust-request-chat-template."
+        raise InvalidRequest(why, param="chat_template")
+    return with_template(model, template)
 
 
 def _template_variables(body: ChatCompletionRequest, model: ServedModel) -> dict[str, Any]:

@@ -63,9 +63,7 @@ def render_chat(
     if not model.template:
         why = f"The model '{model.card.name}' has no chat template; use /v1/completions."
         raise InvalidRequest(why, param="messages")
-    taken = sorted((_RESERVED | model.card.special_tokens.keys()) & kwargs.keys())
-    if taken:
-        raise InvalidRequest(f"'chat_template_kwargs' must not set '{taken[0]}'.", param="chat_template_kwargs")
+    _check_names(model, kwargs)
     marked: list[dict[str, Any]] = _mark(messages, model)
     if continue_final_message and not marked[-1]["content"].strip():
         # Nothing that the renderer could find again: the opening of a turn, then the white space.
@@ -101,6 +99,12 @@ def render_chat(
     except TemplateFailed as error:
         raise InvalidRequest(f"The chat template refuses these messages: {error}", param="chat_template") from None
     return _keep_trailing_space(chat, marked[-1]["content"]) if continue_final_message else chat
+
+
+def _check_names(model: ServedModel, kwargs: dict[str, Any]) -> None:
+    taken = sorted((_RESERVED | model.card.special_tokens.keys()) & kwargs.keys())
+    if taken:
+        raise InvalidRequest(f"'chat_template_kwargs' must not set '{taken[0]}'.", param="chat_template_kwargs")
 
 
 def _render(model: ServedModel, arguments: dict[str, Any], limit_s: float) -> str:
