@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chaos_load import MODEL, Oracle
+from tests.support.crowding import crowding
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Pod, Stack, Worker
 from tests.support.tiny_model import make_tiny_llama
@@ -19,6 +20,12 @@ QUEUE_LIMIT = 6
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("chaos") / MODEL, max_position_embeddings=2048)
+
+
+@pytest.fixture
+def patience() -> float:
+    """What limits on durations are multiplied by: 1.0 unless others use this machine as well."""
+    return crowding()
 
 
 @pytest.fixture(scope="session")

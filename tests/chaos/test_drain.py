@@ -26,6 +26,8 @@ WORKER_EXIT_S = 2.0
 PROCESS_END_S = 1.0
 """For the interpreter's own end, on a busy machine; the drain itself has WORKER_EXIT_S."""
 DRAIN_S = 2.0
+PAUSE_S = 3.0
+"""Far below a lease."""
 UVICORN_S = 3.0
 """For closing the server after the drain."""
 ENV = {
@@ -62,7 +64,7 @@ async def exit_time(process: Process, limit_s: float = 15.0) -> float:
 
 
 async def test_sh_01_sh_07_a_stopped_worker_leaves_within_two_seconds_and_its_streams_go_on(
-    server: RedisServer, stack: Stack, oracle: Oracle
+    server: RedisServer, stack: Stack, oracle: Oracle, patience: float
 ) -> None:
     url, leaving = stack.pods[0].url, stack.workers[0]
     expected = await oracle.expected(8, (100, 140))
@@ -71,10 +73,10 @@ async def test_sh_01_sh_07_a_stopped_worker_leaves_within_two_seconds_and_its_st
     await all_speak(outcomes)
     taken = [o for o in outcomes if field_of(server, o.rid, "holder") == leaving.worker_id]
     assert taken
-    assert await exit_time(leaving) < WORKER_EXIT_S + PROCESS_END_S
+    assert await exit_time(leaving) < WORKER_EXIT_S + PROCESS_END_S * patience
     assert_exact(expected, await running)
     assert [outcome.reconnects for outcome in outcomes] == [0] * len(outcomes)
-    assert max(outcome.longest_gap for outcome in outcomes) < 3
+    assert max(outcome.longest_gap for outcome in outcomes) < PAUSE_S * patience
     assert {field_of(server, o.rid, "epoch") for o in taken} == {"2"}
     await books.settle(outcomes)
     assert "Traceback" not in leaving.log()
@@ -82,7 +84,7 @@ async def test_sh_01_sh_07_a_stopped_worker_leaves_within_two_seconds_and_its_st
 
 
 async def test_sh_03_sh_05_a_stopped_pod_finishes_what_fits_and_redirects_the_rest(
-    server: RedisServer, stack: Stack, oracle: Oracle
+    server: RedisServer, stack: Stack, oracle: Oracle, patience: float
 ) -> None:
     leaving, other = stack.pods
     long, short = await oracle.expected(6, (100, 110)), await oracle.expected(5, (8, 12))
@@ -92,9 +94,9 @@ async def test_sh_03_sh_05_a_stopped_pod_finishes_what_fits_and_redirects_the_re
     await all_speak(outcomes[: len(long)])
     took = await exit_time(leaving)
     assert_exact(expected, await running)
-    assert took < DRAIN_S + UVICORN_S
+    assert took < DRAIN_S + UVICORN_S * patience
     assert [outcome.reconnects for outcome in outcomes] == [1] * len(long) + [0] * len(short)
-    assert max(outcome.longest_gap for outcome in outcomes) < 3
+    assert max(outcome.longest_gap for outcome in outcomes) < PAUSE_S * patience
     await books.settle(outcomes)
     log = leaving.log()
     assert "Traceback" not in log
@@ -120,19 +122,19 @@ async def _from(
     return await asyncio.gather(*map(one, range(len(expected))), return_exceptions=True)
 
 
-async def test_an_idle_connection_does_not_keep_a_pod(stack: Stack) -> None:
+async def test_an_idle_connection_does_not_keep_a_pod(stack: Stack, patience: float) -> None:
     pod = stack.pods[0]
     async with httpx.AsyncClient(base_url=pod.url, timeout=10, trust_env=False, verify=False) as client:
         for path in ("/health", "/v1/models"):
             assert (await client.get(path)).status_code == 200
-        assert await exit_time(pod) < UVICORN_S
+        assert await exit_time(pod) < UVICORN_S * patience
         with pytest.raises(httpx.TransportError):
             await client.get("/health")
     pod.restart()
 
 
 async def test_sh_01_rd_21_everything_is_restarted_one_by_one_under_load(
-    server: RedisServer, stack: Stack, oracle: Oracle
+    server: RedisServer, stack: Stack, oracle: Oracle, patience: float
 ) -> None:
     expected = await oracle.expected(24, (40, 110))
     books, outcomes = Books.open(server), [Outcome() for _ in expected]
@@ -158,5 +160,5 @@ async def test_sh_01_rd_21_everything_is_restarted_one_by_one_under_load(
     calm.set()
     assert_exact(expected, await running)
     assert max(outcome.reconnects for outcome in outcomes) <= 1, "only those that a leaving pod sent elsewhere"
-    assert max(outcome.longest_gap for outcome in outcomes) < 5
+    assert max(outcome.longest_gap for outcome in outcomes) < PAUSE_S * patience
     assert len(await books.settle(outcomes)) == len(expected)

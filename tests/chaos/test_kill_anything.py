@@ -73,7 +73,9 @@ def redis() -> Iterator[RedisServer]:
 
 
 @pytest.mark.timeout(240)
-async def test_every_client_gets_exactly_the_undisturbed_tokens(redis: RedisServer, tmp_path: Path) -> None:
+async def test_every_client_gets_exactly_the_undisturbed_tokens(
+    redis: RedisServer, tmp_path: Path, patience: float
+) -> None:
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
     env = {"HEADRACE_LEASE_MS": str(LEASE_MS), "HEADRACE_FAULT": "step-delay-ms:30", "HEADRACE_DTYPE": "float32"}
     # Whoever kills here is not the request: two kills before a first token are no proof (test_poison is about that).
@@ -90,6 +92,7 @@ async def test_every_client_gets_exactly_the_undisturbed_tokens(redis: RedisServ
         outcomes: list[Outcome | BaseException] = await asyncio.gather(
             *(_client(stack, e, i) for i, e in enumerate(expected)), return_exceptions=True
         )
+        assert not reaping.done(), "the reaper died"
         reaping.cancel()
         print(
             "kills", dict(reaper.kills), "longest gap", max(o.longest_gap for o in outcomes if isinstance(o, Outcome))
@@ -99,7 +102,7 @@ async def test_every_client_gets_exactly_the_undisturbed_tokens(redis: RedisServ
         assert min(reaper.kills[kind] for kind in ("redis", "pod", "worker")) >= 2
         clients = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
         assert len(await books.settle(clients)) == STREAMS
-        _check_gaps(reaper, clients)
+        _check_gaps(reaper, clients, patience)
 
 
 async def _client(stack: Stack, expected: Expected, number: int) -> Outcome:
@@ -109,13 +112,14 @@ async def _client(stack: Stack, expected: Expected, number: int) -> Outcome:
     return await follow(lambda: pods, expected.load.path, expected.load.body, deadline_s=120, seed=number)
 
 
-def _check_gaps(reaper: Reaper, outcomes: list[Outcome]) -> None:
-    """Pauses over a worker's death, Redis not being away as well: 99 of 100 last at most a lease and two seconds."""
+def _check_gaps(reaper: Reaper, outcomes: list[Outcome], patience: float) -> None:
+    """Pauses of streams that ran, over a worker's death and not Redis being away as well: 99 of 100 last at most a
+    lease and two seconds."""
     pauses = []
     for outcome in outcomes:
         for before, after in zip(outcome.arrivals, outcome.arrivals[1:], strict=False):
             spanned = {kind for kind, death in reaper.deaths if before < death < after}
-            if "worker" in spanned and "redis" not in spanned:
+            if before >= outcome.spoke_at and "worker" in spanned and "redis" not in spanned:
                 pauses.append(after - before)
     pauses.sort()
     print(
@@ -126,4 +130,4 @@ def _check_gaps(reaper: Reaper, outcomes: list[Outcome]) -> None:
         "p99",
         pauses[int(0.99 * len(pauses))],
     )
-    assert pauses[int(0.99 * len(pauses))] < LEASE_MS / 1000 + LEASE_MARGIN_S
+    assert pauses[int(0.99 * len(pauses))] < LEASE_MS / 1000 + LEASE_MARGIN_S * patience

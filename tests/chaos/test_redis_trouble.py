@@ -169,12 +169,12 @@ async def test_rd_09_flushall_in_mid_stream(scene: Scene, oracle: Oracle) -> Non
 
 @pytest.mark.parametrize("loss", ["xtrim", "del"])
 async def test_rd_06_rd_23_the_request_stream_is_lost_with_queued_and_running_requests(
-    scene: Scene, oracle: Oracle, loss: str
+    scene: Scene, oracle: Oracle, loss: str, patience: float
 ) -> None:
     async with streaming(scene, await oracle.expected(STREAMS, TOKENS)) as outcomes:
         assert sum(not outcome.texts for outcome in outcomes) >= 2, "some wait in the queue"
         scene.run(lambda client: client.xtrim(QUEUE, maxlen=0) if loss == "xtrim" else client.delete(QUEUE))
-    assert max(outcome.longest_gap for outcome in outcomes) < 10
+    assert max(outcome.longest_gap for outcome in outcomes) < 10 * patience
 
 
 async def test_rd_07_the_group_is_destroyed(scene: Scene, oracle: Oracle) -> None:
@@ -230,7 +230,7 @@ async def test_sc_16_a_lost_cancellation_is_found_at_the_next_renewal(scene: Sce
     await books.settle([], others=1)
 
 
-async def test_rl_05_sh_02_without_redis_everybody_ends_in_time(scene: Scene, oracle: Oracle) -> None:
+async def test_rl_05_sh_02_without_redis_everybody_ends_in_time(scene: Scene, oracle: Oracle, patience: float) -> None:
     """SIGTERM while Redis hangs: pod and worker leave within their limits, and their streams go on elsewhere."""
     expected = await oracle.expected(STREAMS, TOKENS)
     books, outcomes = Books.open(scene.server), [Outcome() for _ in expected]
@@ -243,9 +243,9 @@ async def test_rl_05_sh_02_without_redis_everybody_ends_in_time(scene: Scene, or
         pod.terminate()
         worker.terminate()
         assert await asyncio.to_thread(worker.wait, 10) == 0
-        assert time.monotonic() - began < WORKER_DRAIN_S + EXIT_MARGIN_S
+        assert time.monotonic() - began < WORKER_DRAIN_S + EXIT_MARGIN_S * patience
         assert await asyncio.to_thread(pod.wait, 15) == 0
-        assert time.monotonic() - began < POD_DRAIN_S + 2 + EXIT_MARGIN_S
+        assert time.monotonic() - began < POD_DRAIN_S + 2 + EXIT_MARGIN_S * patience
     finally:
         scene.server.thaw()
     await asyncio.gather(pod.restarted(), worker.restarted())

@@ -7,6 +7,7 @@ writes nothing any more, frees its blocks and serves again; and clients notice n
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,14 @@ def held_by(server: RedisServer, worker: Worker, outcomes: list[Outcome]) -> lis
     ]
 
 
-def fenced(worker: Worker) -> float:
+def fenced(worker: Worker) -> set[str]:
+    """Requests that it says it has dropped because they are another's."""
+    lines = [json.loads(line) for line in worker.log_path.read_text().splitlines() if line.startswith("{")]
+    return {line["rid"] for line in lines if line["event"] == "request dropped" and line["why"] == "fenced"}
+
+
+def fenced_count(worker: Worker) -> float:
+    """The same as its heartbeat and /metrics show it."""
     card = worker.card()
     return card.counters.get("dropped_fenced", 0.0) if card is not None else 0.0
 
@@ -82,11 +90,11 @@ async def test_rl_18_a_worker_that_comes_back_writes_nothing_and_the_next_death_
         second.stop()
         logs = {rid: read_log(server, rid) for rid in taken}
         first.cont()
-        await eventually(lambda: fenced(first) >= len(taken), LEASE_S, what="the first was fenced off everything")
+        await eventually(lambda: fenced(first) >= set(taken), LEASE_S, what="the first was fenced off everything")
         epochs = {rid: field_of(server, rid, "epoch") for rid in taken}
         assert {rid: read_log(server, rid) for rid in taken} == logs
         assert set(epochs.values()) == {"2"}
-        assert is_free(first)
+        await eventually(lambda: fenced_count(first) == len(taken) and is_free(first), 5, what="its blocks are free")
     finally:
         first.cont()
         second.cont()
@@ -104,7 +112,7 @@ async def test_rl_18_a_worker_that_comes_back_writes_nothing_and_the_next_death_
 
 
 async def test_rd_22_a_killed_workers_streams_go_on_within_a_lease(
-    server: RedisServer, stack: Stack, oracle: Oracle
+    server: RedisServer, stack: Stack, oracle: Oracle, patience: float
 ) -> None:
     url, victim = stack.pods[0].url, stack.workers[0]
     expected = await oracle.expected(STREAMS, (100, 140))
@@ -114,7 +122,7 @@ async def test_rd_22_a_killed_workers_streams_go_on_within_a_lease(
     taken = held_by(server, victim, outcomes)
     victim.kill()
     assert_exact(expected, await running)
-    assert max(outcome.longest_gap for outcome in outcomes) < LEASE_S + 3
+    assert max(outcome.longest_gap for outcome in outcomes) < LEASE_S + 2 * patience
     assert taken
     assert all(field_of(server, rid, "epoch") == "2" for rid in taken)
     await books.settle(outcomes)

@@ -119,6 +119,7 @@ class RedisServer:
         """Process id and run_id of whoever answers."""
         client = self.client()
         try:
+            client.ping()  # refused while the AOF loads, which INFO is not
             info = client.info("server")
             return int(info["process_id"]), str(info["run_id"])
         except redis.RedisError:  # not up yet, or loading its AOF

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 import uuid
@@ -39,6 +40,9 @@ class Outcome:
     ids: list[str] = field(default_factory=list)
     public_ids: set[str] = field(default_factory=set)
     arrivals: list[float] = field(default_factory=list)
+    """Monotonic seconds of every event."""
+    spoke_at: float = math.inf
+    """Of the first one with text: before that it may have waited in the queue."""
     reconnects: int = 0
     comments: int = 0
 
@@ -70,6 +74,8 @@ class Outcome:
             index = choice["index"]
             assert index not in self.finish or not text, "text after the finish reason"
             self.texts[index] = self.texts.get(index, "") + (text or "")
+            if text:
+                self.spoke_at = min(self.spoke_at, self.arrivals[-1])
             if choice["finish_reason"]:
                 assert index not in self.finish, "two finish reasons for one choice"
                 self.finish[index] = choice["finish_reason"]
