@@ -67,6 +67,7 @@ class Relay:
         self._streams: set[Stream] = set()
         self._listening: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._leaving = False
 
     @property
     def open_streams(self) -> int:
@@ -76,8 +77,11 @@ class Relay:
     async def open(self, request: GenerateRequest, retry: RetryKey | None, deadline_s: float | None) -> Stream:
         """Queues a request, or attaches to the one it repeats. Returns once Redis has accepted it.
 
-        Raises QueueFull, RedisUnavailable, InvalidRequest (an idempotency key used for something else).
+        Raises QueueFull, RedisUnavailable, InvalidRequest (an idempotency key used for something else), Overloaded (the
+        pod is leaving).
         """
+        if self._leaving:
+            raise Overloaded("This server is shutting down. Send the request again.", retry_after=1.0)
         stream = Stream(request, owned=True)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -95,7 +99,7 @@ class Relay:
 
     async def resume(self, rid: str, tenant: str) -> tuple[Stream, RequestState]:
         """A stream of everything a request has logged and will log. Raises StreamExpired, StreamNotFound (another
-        tenant's), RedisUnavailable."""
+        tenant's), RedisUnavailable, PodDraining."""
         try:
             state = await self.detached(self._queue.state(rid))
         except REDIS_DOWN as error:
@@ -104,6 +108,8 @@ class Relay:
             raise StreamExpired("This stream has ended and is no longer kept.")
         if state.tenant != tenant:
             raise StreamNotFound("There is no stream of this id.")
+        if self._leaving:
+            raise _goes_on_elsewhere(rid)
         stream = Stream(state.request, owned=False)
         self._run_stream(stream, self._join(stream))
         return stream, state
@@ -119,16 +125,12 @@ class Relay:
         self._spawn(self._cancel(stream.request.rid, stream), _ABANDON)
 
     def drain(self) -> None:
-        """Ends every stream with an error that says how to go on; the requests themselves run on."""
+        """Ends every stream with an error that says how to go on, and begins none; the requests themselves run on."""
+        self._leaving = True
         for stream in self._streams:
             if not stream.over and not stream.left:
                 self._metrics.cut("drain")
-            stream.fail(
-                PodDraining(
-                    f"This server is shutting down. Go on with GET /v1/streams/{stream.request.rid} on another one.",
-                    retry_after=1.0,
-                )
-            )
+            stream.fail(_goes_on_elsewhere(stream.request.rid))
 
     async def close(self) -> None:
         """Ends all tasks within about a second; pending cancellations of left requests get that second."""
@@ -267,3 +269,8 @@ class Relay:
         counts = await self._redis.pubsub_numsub(channel_name(rid))
         subscribers: int = counts[0][1]
         return subscribers > (1 if self._listening[rid] else 0)
+
+
+def _goes_on_elsewhere(rid: str) -> PodDraining:
+    message = f"This server is shutting down. Go on with GET /v1/streams/{rid} on another one."
+    return PodDraining(message, retry_after=1.0)

@@ -7,18 +7,20 @@ of them are restarted one by one under load, then nothing fails and nothing come
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.chaos_checks import Books, assert_exact, field_of
+from tests.support.chaos_checks import Books, assert_exact, field_of, queued
 from tests.support.chaos_load import Expected, Oracle, follow_all
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Pod, Process, Stack
-from tests.support.stream_client import Outcome, follow
+from tests.support.stream_client import Outcome, events, follow
 from tests.support.wait import eventually
 
 LEASE_S = 20.0
@@ -162,3 +164,44 @@ async def test_sh_01_rd_21_everything_is_restarted_one_by_one_under_load(
     assert max(outcome.reconnects for outcome in outcomes) <= 1, "only those that a leaving pod sent elsewhere"
     assert max(outcome.longest_gap for outcome in outcomes) < PAUSE_S * patience
     assert len(await books.settle(outcomes)) == len(expected)
+
+
+async def _ending(url: str) -> str:
+    """How one client's stream ended: an error's code, "done", "refused", "no server", or "cut" (which must not be)."""
+    body = {"model": "tiny", "prompt": "late", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    answered, last = False, {"data": ""}
+    async with httpx.AsyncClient(timeout=30, trust_env=False, verify=False) as client:
+        try:
+            async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+                answered = True
+                if response.status_code != 200:
+                    assert (response.status_code, int(response.headers["retry-after"])) == (503, 1)
+                    return "refused"
+                async for event in events(response):
+                    last = event
+        except httpx.TransportError:
+            return "cut" if answered else "no server"
+    if last["data"] == "[DONE]":
+        return "done"
+    return str(json.loads(last["data"] or "{}").get("error", {}).get("code", "cut"))
+
+
+async def test_sh_03_requests_that_meet_a_shutdown_are_answered_or_refused_never_cut(
+    server: RedisServer, stack: Stack
+) -> None:
+    """Up to its last moment a pod takes a request only if its client will hear how it ends."""
+    pod, books, endings, gone = stack.pods[0], Books.open(server), Counter[str](), asyncio.Event()
+
+    async def client_after_client() -> None:
+        while not gone.is_set():
+            endings[await _ending(pod.url)] += 1
+
+    clients = [asyncio.create_task(client_after_client()) for _ in range(6)]
+    await eventually(lambda: queued(server) == len(clients), 10, what="all stream")
+    await exit_time(pod)
+    gone.set()
+    await asyncio.gather(*clients)
+    assert endings["resume"] == len(clients)
+    assert set(endings) <= {"resume", "refused", "no server"}, endings
+    await pod.restarted()
+    await books.settle([], others=len(clients))
