@@ -1,13 +1,12 @@
 """The op table on our own C++ kernels (src/): packed weights, one call for an attention block and one for an MLP block.
 
 Float32 and bfloat16 models; any other type runs on the reference backend it inherits. Scratch memory belongs to the
-object, so one thread at a time may use it (the engine thread).
+calling thread, so engines on threads of their own may share a model.
 """
 
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from itertools import count
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from kernels.cpu.library import DTYPES, HrAttention, HrMlp, HrStep, Library
 from kernels.cpu.packing import Arena, attention_struct, linear_struct, mlp_struct, pack, pointer_array
+from kernels.cpu.scratch import Pages, Scratch
 from kernels.interface import Step
 from kernels.layout import (
     AttentionWeights,
@@ -39,12 +39,12 @@ class _NativeStep:
 
     def __init__(self, ops: NativeOps, layout: BatchLayout, cache: KVCache, rope: RopeTable, serial: int) -> None:
         self._ops = ops
-        self._alive = (layout, cache, rope)
         self.dtype = cache.layers[0].key.dtype
         self.num_tokens = layout.num_tokens
         self._head_dim = cache.head_dim
         self._kv_heads = cache.num_kv_heads
         keys, values = ops.cache_pointers(cache)
+        self._alive = (layout, cache, rope, keys, values)
         self.struct = HrStep(
             _pointer(layout.query_start, torch.int32),
             _pointer(layout.seq_lens, torch.int32),
@@ -95,26 +95,31 @@ class NativeOps(ReferenceOps):
         self.functions = library.functions
         self._library = library
         self.threads = threads or torch.get_num_threads()
-        self.workspace = self.functions.hr_workspace_new(self.threads)
-        weakref.finalize(self, self.functions.hr_workspace_free, self.workspace)
+        self._scratch = Scratch(self.functions, self.threads)
         self._serial = count()
         self._arena = Arena()
         # The C views of weights, by identity; the tuple keeps the weights alive, so an identity is never reused.
         self._attention: dict[int, tuple[HrAttention, AttentionWeights, Tensor]] = {}
         self._mlp: dict[int, tuple[HrMlp, MlpWeights, Tensor]] = {}
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}
-        self._cache: KVCache | None = None
 
-    def cache_pointers(self, cache: KVCache) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
-        """Addresses of every layer's keys and values. Made once per cache."""
-        if self._cache is not cache:
+    @property
+    def workspace(self) -> int:
+        """The calling thread's."""
+        workspace: int = self._scratch.workspace
+        return workspace
+
+    def cache_pointers(self, cache: KVCache) -> tuple[Pages, Pages]:
+        """Addresses of every layer's keys and values. Made once per cache and thread."""
+        scratch = self._scratch
+        if scratch.cache is not cache or scratch.pages is None:
             if not all(layer.key.is_contiguous() and layer.value.is_contiguous() for layer in cache.layers):
                 raise ValueError("the KV cache's pages must be contiguous")
             kind = ctypes.c_void_p * len(cache.layers)
-            self._keys = kind(*(layer.key.data_ptr() for layer in cache.layers))
-            self._values = kind(*(layer.value.data_ptr() for layer in cache.layers))
-            self._cache = cache
-        return self._keys, self._values
+            keys = kind(*(layer.key.data_ptr() for layer in cache.layers))
+            values = kind(*(layer.value.data_ptr() for layer in cache.layers))
+            scratch.cache, scratch.pages = cache, (keys, values)
+        return scratch.pages
 
     def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:
         if cache.layers[0].key.dtype not in DTYPES:

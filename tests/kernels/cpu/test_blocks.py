@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
@@ -103,3 +105,21 @@ def test_steps_of_growing_and_shrinking_batches_share_scratch(native: NativeOps)
             outputs.append(ops.decoder(x.clone(), layers, ops.begin(batch.layout, cache, rope)))
         for got, wanted in zip(*outputs, strict=True):
             assert relative_error(got, wanted) < 3e-6
+
+
+def test_two_threads_may_share_an_op_table(native: NativeOps) -> None:
+    """Two engines of one process on one model: each thread has its own scratch and its own cache."""
+    shape = SHAPES[0]
+    rope = rope_table(64, 64)
+    layers = _layers(native, 2, shape, torch.float32)
+
+    def outputs(seed: int) -> list[torch.Tensor]:
+        batch = _batch(shape, torch.float32, ROWS, 2)
+        x = random_tensor((batch.layout.num_tokens, shape[0]), torch.float32, seed)
+        return [native.decoder(x.clone(), layers, native.begin(batch.layout, batch.cache, rope))[0] for _ in range(20)]
+
+    alone = [outputs(seed) for seed in (60, 61)]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(outputs, (60, 61)))
+    for mine, other in zip(alone, together, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
