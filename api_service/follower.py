@@ -99,7 +99,7 @@ class Follower:
             return
         try:
             known = await self._queue.position(self._stream.request.rid) is not None
-            if not known or (silences > 1 and silences & (silences - 1) == 0):  # its queue entry is looked at rarely
+            if not known or silences & (silences - 1) == 0:  # ever more rarely: is its queue entry still there?
                 await self._recover(known)
             if self._give_up is not None and time.monotonic() > self._give_up and before < 0:
                 await self._give_up_waiting()
