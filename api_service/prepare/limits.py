@@ -23,7 +23,7 @@ def check_text_length(model: ServedModel, text: str, param: str) -> None:
     if least > model.window:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {model.window} tokens. "
-            f"However, your messages resulted in at least {least} tokens. Please reduce their length.",
+            f"However, your text comes to at least {least} tokens. Please reduce its length.",
             param=param,
         )
 

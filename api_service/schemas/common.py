@@ -28,6 +28,7 @@ MAX_BAD_WORDS = 256
 MAX_ALLOWED_IDS = 65_536
 MAX_PROMPT_LOGPROBS = 20
 MAX_PRIORITY = 100
+_COUNTED = re.compile(r"^\w+ should have (.+?)(?: after validation, not \d+)?$")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_IGNORED = 32
 _MESSAGE_LENGTH = 300
@@ -82,8 +83,18 @@ def _first_error(error: ValidationError) -> InvalidRequest:
     more = f" ({error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
     if first["type"] == "missing":
         return InvalidRequest(f"Missing required parameter: '{path}'.{more}", param=path)
-    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    reason = _reason(first["type"], first["msg"])
     return InvalidRequest(f"Invalid value for '{path}': {reason[:_MESSAGE_LENGTH]}.{more}", param=path)
+
+
+def _reason(kind: str, message: str) -> str:
+    """Pydantic's words as a caller's: JSON has objects and lists, neither dictionaries nor instances."""
+    if kind in ("dict_type", "model_type"):
+        return "must be an object"
+    if kind == "list_type":
+        return "must be a list"
+    plain = message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return _COUNTED.sub(r"must have \1", plain)
 
 
 def _stops(value: object) -> object:
@@ -132,6 +143,13 @@ def _allowed(value: object) -> object:
     if len(value) > MAX_ALLOWED_IDS:
         raise ValueError(f"at most {MAX_ALLOWED_IDS} token ids are allowed")
     return tuple(value)
+
+
+def _schema(value: object) -> object:
+    """An object or its JSON text. One check here, so that an error names the field and not a branch of the union."""
+    if value is not None and not isinstance(value, dict | str):
+        raise ValueError("must be a JSON schema: an object, or a string that holds one")
+    return value
 
 
 def _bias(value: object) -> object:
@@ -193,7 +211,7 @@ class GenerationBody(QueuedBody):
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=10, allow_inf_nan=False)] | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_bias)] = {}
     stop: Annotated[
         tuple[str, ...],
@@ -215,7 +233,7 @@ class GenerationBody(QueuedBody):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     """vLLM's way to say it: one of json, regex, choice, grammar, json_object. Read by prepare/grammar.py."""
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: Annotated[dict[str, Any] | str | None, BeforeValidator(_schema)] = None
     """vLLM's older names for the same."""
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

@@ -41,6 +41,21 @@ def refused(make: Any, **fields: Any) -> InvalidRequest:
 BOTH = pytest.mark.parametrize("make", [chat, completion])
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": []}, "must have at least 1 item."),
+        ({"messages": [None]}, "must be an object."),
+        ({"messages": "Hi"}, "must be a list."),
+        ({"response_format": "json"}, "must be an object."),
+        ({"model": ""}, "must have at least 1 character."),
+        ({"cache_salt": "a" * 257}, "must have at most 256 characters."),
+    ],
+)
+def test_refusals_speak_of_json_not_of_python(fields: Any, words: str) -> None:
+    assert refused(chat, **fields).message.endswith(words)
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("field", "bad"),
@@ -54,7 +69,8 @@ BOTH = pytest.mark.parametrize("make", [chat, completion])
         ("seed", [BIG, -BIG - 1, 1.0, "1"]),  # SMP-04
         ("presence_penalty", [-2.1, 2.1]),
         ("frequency_penalty", [-2.1, 2.1]),
-        ("repetition_penalty", [0, -1, 11]),
+        ("repetition_penalty", [0, 1e-30, -1, 11]),
+        ("guided_json", [False, True, 3, []]),
         ("stop", [[13], 13, [["a"]], {}, "", [""], ["x"] * 17]),  # STP-06
         ("stop_token_ids", [5, "5", [1.5], [True], ["1"]]),
         ("logit_bias", [[], "x", {"-1": 1}, {"abc": 1}, {"1.0": 1}, {"1": 1000}, {"1": "x"}, {"1": None}]),  # SMP-03
