@@ -44,6 +44,15 @@ def peer() -> Any:
     return hf_from_gguf(default_gguf())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """torch's threads wait for each other a thousand times a second: beside any other process one is faster than two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return load("", dtype="float32", device="cpu", max_model_len=None)
