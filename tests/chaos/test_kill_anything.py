@@ -27,6 +27,15 @@ STREAMS = 200
 KILL_EVERY_S = 2.0
 LEASE_MS = 2000
 LEASE_MARGIN_S = 2.0
+ENV = {
+    "HEADRACE_LEASE_MS": str(LEASE_MS),
+    "HEADRACE_FAULT": "step-delay-ms:50",
+    "HEADRACE_DTYPE": "float32",
+    # The last worker alive has room for all streams: what is measured is how soon they are taken over.
+    "HEADRACE_MAX_NUM_SEQS": "256",
+    # Whoever kills here is not the request: two kills before a first token are no proof (see test_supervisor.py).
+    "HEADRACE_MAX_TRIES": "5",
+}
 
 
 @dataclass
@@ -77,12 +86,9 @@ async def test_every_client_gets_exactly_the_undisturbed_tokens(
     redis: RedisServer, tmp_path: Path, patience: float
 ) -> None:
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
-    env = {"HEADRACE_LEASE_MS": str(LEASE_MS), "HEADRACE_FAULT": "step-delay-ms:30", "HEADRACE_DTYPE": "float32"}
-    # Whoever kills here is not the request: two kills before a first token are no proof (test_poison is about that).
-    env["HEADRACE_MAX_TRIES"] = "5"
-    settings = {"worker_env": env, "pod_env": {"HEADRACE_KEEPALIVE_S": "1"}}
+    settings = {"worker_env": ENV, "pod_env": {"HEADRACE_KEEPALIVE_S": "1"}}
     with Stack(redis.url, model, pods=2, workers=3, **settings, log_dir=tmp_path) as stack:
-        loads = make_bodies(STREAMS, "tiny", seed=7, max_tokens=(60, 260), words=WORDS)
+        loads = make_bodies(STREAMS, "tiny", seed=7, max_tokens=(40, 130), words=WORDS)
         plain = await undisturbed(stack.pods[0].url, loads, concurrency=STREAMS)
         expected = await undisturbed(stack.pods[1].url, with_stops(plain), concurrency=STREAMS)
         books = Books.open(redis)
@@ -113,21 +119,15 @@ async def _client(stack: Stack, expected: Expected, number: int) -> Outcome:
 
 
 def _check_gaps(reaper: Reaper, outcomes: list[Outcome], patience: float) -> None:
-    """Pauses of streams that ran, over a worker's death and not Redis being away as well: 99 of 100 last at most a
-    lease and two seconds."""
+    """Pauses of streams that ran, over workers' deaths and not Redis being away as well: 99 of 100 last at most a lease
+    and two seconds for each of the deaths."""
     pauses = []
     for outcome in outcomes:
         for before, after in zip(outcome.arrivals, outcome.arrivals[1:], strict=False):
-            spanned = {kind for kind, death in reaper.deaths if before < death < after}
-            if before >= outcome.spoke_at and "worker" in spanned and "redis" not in spanned:
-                pauses.append(after - before)
+            spanned = Counter(kind for kind, death in reaper.deaths if before < death < after)
+            if before >= outcome.spoke_at and spanned["worker"] and not spanned["redis"]:
+                pauses.append((after - before) / spanned["worker"])
     pauses.sort()
-    print(
-        "pauses over a worker's death",
-        len(pauses),
-        "p50",
-        pauses[len(pauses) // 2],
-        "p99",
-        pauses[int(0.99 * len(pauses))],
-    )
-    assert pauses[int(0.99 * len(pauses))] < LEASE_MS / 1000 + LEASE_MARGIN_S * patience
+    p50, p99 = (pauses[int(share * len(pauses))] for share in (0.5, 0.99))
+    print("pauses over a worker's death:", len(pauses), "p50", round(p50, 2), "p99", round(p99, 2))
+    assert p99 < LEASE_MS / 1000 + LEASE_MARGIN_S * patience
