@@ -74,7 +74,7 @@ def _model(card: ModelCard, workers: list[WorkerCard]) -> dict[str, Any]:
         "name": card.name,
         "architecture": card.architecture,
         "dtype": card.dtype,
-        "max_model_len": card.max_model_len,
+        "max_model_len": card.window,
         "workers_ready": sum(worker.model == card.name and worker.state == "ready" for worker in workers),
     }
 

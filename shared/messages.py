@@ -194,6 +194,11 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True):
     hidden_size: int = 0
     """Numbers of an embedding."""
 
+    @property
+    def window(self) -> int:
+        """Tokens that prompt and answer may have together: the model's window, or the cache when that is smaller."""
+        return min(self.max_model_len, self.max_request_tokens or self.max_model_len)
+
 
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker's heartbeat, refreshed about once a second."""

@@ -96,8 +96,8 @@ class ServedModel:
 
     @property
     def window(self) -> int:
-        """Tokens that prompt and answer may have together: the model's window, or the cache when that is smaller."""
-        return min(self.card.max_model_len, self.card.max_request_tokens or self.card.max_model_len)
+        """Tokens that prompt and answer may have together."""
+        return self.card.window
 
     @cached_property
     def bos_token_id(self) -> int | None:

@@ -47,7 +47,7 @@ def _entry(card: ModelCard) -> dict[str, Any]:
         "owned_by": "headrace",
         "root": card.name,
         "parent": None,
-        "max_model_len": card.max_model_len,
+        "max_model_len": card.window,
     }
 
 

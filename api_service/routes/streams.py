@@ -29,7 +29,7 @@ _CURSOR = re.compile(r"-1|\d{1,12}")
 async def resume_stream(request: Request, stream_id: str, starting_after: str | None = None) -> Response:
     """404 for what is no id of ours, 410 for a stream no longer kept, 400 for a cursor that it has not reached."""
     rid = _rid(stream_id)
-    cursor = _cursor(rid, request.headers.get("last-event-id"), starting_after)
+    cursor, given_as = _cursor(rid, request.headers.get("last-event-id"), starting_after)
     services = services_of(request)
     with ExitStack() as unless_answered:
         permit = services.admission.admit()
@@ -38,7 +38,7 @@ async def resume_stream(request: Request, stream_id: str, starting_after: str | 
         unless_answered.callback(stream.close)
         if stream.request.kind == "embedding":
             raise StreamNotFound("There is no stream of this id.", param="id")
-        _check_cursor(cursor, state)
+        _check_cursor(cursor, given_as, state)
         speller = await speller_for(services, stream.request)
         unless_answered.pop_all()  # from here on the response owns permit and stream
     services.metrics.resumed()
@@ -52,14 +52,15 @@ def _rid(stream_id: str) -> str:
     return rid
 
 
-def _cursor(rid: str, last_event_id: str | None, starting_after: str | None) -> int:
-    """A reconnecting EventSource repeats its URL and adds the header, so the header is the newer word."""
+def _cursor(rid: str, last_event_id: str | None, starting_after: str | None) -> tuple[int, str]:
+    """The number and its parameter. A reconnecting EventSource repeats its URL and adds the header: that is newer."""
     if last_event_id:
         named, _, number = last_event_id.rpartition(":")
         if named and _PREFIX.sub("", named) != rid:
             raise InvalidRequest("'Last-Event-ID' belongs to another stream.", param="Last-Event-ID")
-        return _number(number, "Last-Event-ID")
-    return BEFORE_OPENING if starting_after is None else _number(starting_after, "starting_after")
+        return _number(number, "Last-Event-ID"), "Last-Event-ID"
+    cursor = BEFORE_OPENING if starting_after is None else _number(starting_after, "starting_after")
+    return cursor, "starting_after"
 
 
 def _number(text: str, param: str) -> int:
@@ -68,8 +69,8 @@ def _number(text: str, param: str) -> int:
     return int(text)
 
 
-def _check_cursor(cursor: int, state: RequestState) -> None:
+def _check_cursor(cursor: int, param: str, state: RequestState) -> None:
     """The usage event of a finished stream has the number after its last record."""
     newest = state.next - 1 + (state.state == "done" and state.request.include_usage)
     if cursor > newest:
-        raise CursorAhead(f"The stream has not reached event {cursor}; its newest is {newest}.", param="starting_after")
+        raise CursorAhead(f"The stream has not reached event {cursor}; its newest is {newest}.", param=param)

@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
             body = await services.in_thread(parse_json, data, TokenizeRequest)
         model = await services.registry.served(body.model)
         ids = await services.in_thread(_ids, body, model, services.settings.trust_request_chat_template)
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.card.max_model_len, "tokens": ids}
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.window, "tokens": ids}
     strings = [model.vocabulary.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
     return name_ignored(_json(answer | {"token_strs": strings}), body)
 

@@ -110,6 +110,9 @@ async def test_a_cursor_ahead_is_refused_and_an_expired_stream_is_gone(redis_url
         assert await pod.stream(f"/v1/streams/{rid}?starting_after={last}") == [{"data": "[DONE]"}]
         ahead = await pod.client.get(f"/v1/streams/{rid}?starting_after={int(last) + 1}")
         assert (ahead.status_code, ahead.json()["error"]["code"]) == (400, "cursor_ahead")
+        assert ahead.json()["error"]["param"] == "starting_after"
+        ahead = await pod.client.get(f"/v1/streams/{rid}", headers={"Last-Event-ID": f"{rid}:{int(last) + 1}"})
+        assert (ahead.status_code, ahead.json()["error"]["param"]) == (400, "Last-Event-ID")
         await redis.delete(request_key(rid), log_key(rid))
         assert (await pod.client.get(f"/v1/streams/{rid}")).status_code == 410
         assert pod.services.admission.active == 0

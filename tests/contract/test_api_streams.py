@@ -180,7 +180,7 @@ async def test_err_05_unknown_models_and_bad_values_queue_nothing(redis_url: str
 
 
 async def test_ops_08_models_with_slashes(redis_url: str) -> None:
-    card = model_card("org/tiny-1")
+    card = model_card("org/tiny-1", max_model_len=512)  # its cache holds 256
     async with ScriptedWorker(redis_url, repeat_prompt, card=card), running_pod(redis_url) as pod:
         [listed] = (await pod.client.get("/v1/models")).json()["data"]
         assert listed["id"] == "org/tiny-1"

@@ -29,8 +29,8 @@ async def publish(redis: Redis, *workers: WorkerCard) -> None:
     card = ModelCard(
         name="m",
         created=1,
-        max_model_len=2048,
-        max_request_tokens=4096,
+        max_model_len=8192,
+        max_request_tokens=2048,
         vocab_size=10,
         eos_token_ids=(2,),
         tokenizer=blob_id(TOKENIZER),
