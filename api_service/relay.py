@@ -82,20 +82,9 @@ class Relay:
         """
         if self._leaving:
             raise Overloaded("This server is shutting down. Send the request again.", retry_after=1.0)
-        stream = Stream(request, owned=True)
-        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        accepted.add_done_callback(lambda done: done.cancelled() or done.exception())
+        stream, accepted = Stream(request, owned=True), _promise()
         self._run_stream(stream, self._submit(stream, retry, deadline_s, accepted), accepted)
-        try:
-            async with asyncio.timeout(ACCEPT_TIMEOUT_S):
-                await asyncio.shield(accepted)
-        except TimeoutError:
-            self.leave(stream)
-            raise RedisUnavailable(_UNREACHABLE, retry_after=1.0) from None
-        except asyncio.CancelledError:
-            self.leave(stream)
-            raise
-        return stream
+        return await self._confirmed(stream, accepted)
 
     async def resume(self, rid: str, tenant: str) -> tuple[Stream, RequestState]:
         """A stream of everything a request has logged and will log. Raises StreamExpired, StreamNotFound (another
@@ -110,9 +99,10 @@ class Relay:
             raise StreamNotFound("There is no stream of this id.")
         if self._leaving:
             raise _goes_on_elsewhere(rid)
-        stream = Stream(state.request, owned=False)
-        self._run_stream(stream, self._join(stream))
-        return stream, state
+        stream, joined = Stream(state.request, owned=False), _promise()
+        self._run_stream(stream, self._join(stream, joined), joined)
+        # Not before we are heard: a pod whose client leaves asks whether anybody else follows the request.
+        return await self._confirmed(stream, joined), state
 
     def leave(self, stream: Stream) -> None:
         """The client has gone. The request ends with it, unless it asked for a grace time or somebody else listens."""
@@ -220,9 +210,24 @@ class Relay:
             raise RedisUnavailable(_UNREACHABLE, retry_after=1.0) from error
         return None
 
-    async def _join(self, stream: Stream) -> None:
+    async def _confirmed(self, stream: Stream, confirmed: asyncio.Future[None]) -> Stream:
+        """The stream, once its task has said so; who gives up waiting has left it."""
+        try:
+            async with asyncio.timeout(ACCEPT_TIMEOUT_S):
+                await asyncio.shield(confirmed)
+        except TimeoutError:
+            self.leave(stream)
+            raise RedisUnavailable(_UNREACHABLE, retry_after=1.0) from None
+        except asyncio.CancelledError:
+            self.leave(stream)
+            raise
+        return stream
+
+    async def _join(self, stream: Stream, joined: asyncio.Future[None] | None = None) -> None:
         follower = Follower(stream, self._queue, self._metrics)
         async with self._listen(stream.request.rid) as feed:
+            if joined is not None:
+                joined.set_result(None)
             await follower.catch_up()
             await follower.follow(feed)
 
@@ -274,3 +279,10 @@ class Relay:
 def _goes_on_elsewhere(rid: str) -> PodDraining:
     message = f"This server is shutting down. Go on with GET /v1/streams/{rid} on another one."
     return PodDraining(message, retry_after=1.0)
+
+
+def _promise() -> asyncio.Future[None]:
+    """A future whose exception need not be looked at."""
+    promise: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    promise.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return promise

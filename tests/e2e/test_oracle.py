@@ -46,7 +46,7 @@ def peer() -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """torch's threads wait for each other a thousand times a second: beside any other process one is faster than two."""
+    """torch's threads wait for each other all the time: beside any other process one is faster than two."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
