@@ -6,10 +6,19 @@ want a time limit and retries, blocking reads neither, a subscription must never
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from redis import exceptions as rx
-from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio import (
+    BlockingConnectionPool,
+    Connection,
+    ConnectionPool,
+    Redis,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 
@@ -38,6 +47,35 @@ REDIS_DOWN: tuple[type[Exception], ...] = (
 _CONNECT_TIMEOUT_S = 3.0
 
 
+class _ClosedIsLost:
+    """uvloop raises a bare RuntimeError for a write to a transport that the peer has just closed, and redis-py passes
+    it on. It means what every lost connection means."""
+
+    async def send_packed_command(self, command: str | bytes | Iterable[bytes], check_health: bool = True) -> None:
+        parent: Any = super()
+        try:
+            await parent.send_packed_command(command, check_health=check_health)
+        except RuntimeError as error:
+            if "closed" not in str(error):
+                raise
+            raise rx.ConnectionError(f"Connection lost while writing: {error}") from error
+
+
+class _Tcp(_ClosedIsLost, Connection):
+    pass
+
+
+class _Tls(_ClosedIsLost, SSLConnection):
+    pass
+
+
+class _Unix(_ClosedIsLost, UnixDomainSocketConnection):
+    pass
+
+
+_CONNECTIONS: dict[type, type] = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
+
+
 class UnfitServer(Exception):
     """The server can be reached but must not be used; the message says what to change."""
 
@@ -64,7 +102,7 @@ def command_client(url: str, *, max_connections: int = 64, wait_s: float = 5.0) 
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
         protocol=2,
     )
-    return Redis.from_pool(pool)
+    return _client(pool)
 
 
 def blocking_client(url: str) -> Redis:
@@ -86,6 +124,11 @@ def _bare_client(url: str) -> Redis:
         retry=Retry(NoBackoff(), 0),
         protocol=2,
     )
+    return _client(pool)
+
+
+def _client(pool: ConnectionPool) -> Redis:
+    pool.connection_class = _CONNECTIONS[pool.connection_class]
     return Redis.from_pool(pool)
 
 
