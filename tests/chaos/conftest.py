@@ -11,10 +11,23 @@ import pytest
 from tests.support.chaos_load import MODEL, Oracle
 from tests.support.crowding import crowding
 from tests.support.redis_server import RedisServer
-from tests.support.stack import Pod, Stack, Worker
+from tests.support.stack import Pod, Process, Stack, Worker
 from tests.support.tiny_model import make_tiny_llama
 
 QUEUE_LIMIT = 6
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failure shows what the processes wrote, also those that outlive the test."""
+    report = (yield).get_result()  # type: ignore[misc, attr-defined]
+    if report.failed:
+        for fixture in getattr(item, "funcargs", {}).values():
+            stack = getattr(fixture, "stack", fixture)
+            if isinstance(stack, Stack):
+                report.sections.append(("processes", stack.logs()))
+            elif isinstance(stack, Process):
+                report.sections.append(("processes", stack.log()))
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +72,11 @@ class Front:
 
 
 @pytest.fixture(scope="session")
-def front(tiny: Path) -> Iterator[Front]:
+def front(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """For tests that harm no process but a pod, which they start again."""
     env = {"HEADRACE_DTYPE": "float32", "HEADRACE_FAULT": "step-delay-ms:15"}
-    with RedisServer() as server, Stack(server.url, tiny, pods=1, worker_env=env, wait=False) as stack:
+    options = {"worker_env": env, "log_dir": tmp_path_factory.mktemp("logs"), "wait": False}
+    with RedisServer() as server, Stack(server.url, tiny, pods=1, **options) as stack:
         stack.add_pod({"HEADRACE_MAX_QUEUE_REQUESTS": str(QUEUE_LIMIT)}, wait=False)
         stack.add_worker({"HEADRACE_SERVED_MODEL_NAME": "narrow", "HEADRACE_MAX_NUM_SEQS": "2"}, wait=False)
         stack.wait_ready()

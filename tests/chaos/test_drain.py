@@ -47,9 +47,10 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def stack(server: RedisServer, tiny: Path) -> Iterator[Stack]:
+def stack(server: RedisServer, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     envs = {"worker_env": ENV, "pod_env": {"HEADRACE_DRAIN_TIMEOUT_S": str(DRAIN_S)}}
-    with Stack(server.url, tiny, pods=2, workers=2, **envs) as started:
+    log_dir = tmp_path_factory.mktemp("logs")
+    with Stack(server.url, tiny, pods=2, workers=2, **envs, log_dir=log_dir) as started:
         yield started
 
 

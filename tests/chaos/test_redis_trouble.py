@@ -68,13 +68,14 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def shared_scene(tiny: Path) -> Iterator[Scene]:
+def shared_scene(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with RedisServer(aof=True) as server, ChaosProxy(server.port) as pods, ChaosProxy(server.port) as workers:
         envs = {
             "pod_env": {"HEADRACE_REDIS_URL": pods.url, "HEADRACE_DRAIN_TIMEOUT_S": str(POD_DRAIN_S)},
             "worker_env": {**ENV, "HEADRACE_REDIS_URL": workers.url},
         }
-        with Stack(server.url, tiny, pods=2, workers=2, **envs) as stack:
+        log_dir = tmp_path_factory.mktemp("logs")
+        with Stack(server.url, tiny, pods=2, workers=2, **envs, log_dir=log_dir) as stack:
             yield Scene(server, stack, pods, workers)
 
 

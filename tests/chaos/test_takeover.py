@@ -33,8 +33,9 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def stack(server: RedisServer, tiny: Path) -> Iterator[Stack]:
-    with Stack(server.url, tiny, pods=1, workers=2, worker_env=ENV) as started:
+def stack(server: RedisServer, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    log_dir = tmp_path_factory.mktemp("logs")
+    with Stack(server.url, tiny, pods=1, workers=2, worker_env=ENV, log_dir=log_dir) as started:
         yield started
 
 
