@@ -16,7 +16,7 @@ import torch
 from engine_worker.errors import LoadError
 from engine_worker.layers.rope import RopeConfig
 
-__all__ = ["DTYPES", "ModelConfig", "resolve_dtype", "resolve_length"]
+__all__ = ["DTYPES", "EXACT_BELOW", "ModelConfig", "resolve_dtype", "resolve_length"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -56,9 +56,20 @@ class ModelConfig:
         """`dtype` as torch's."""
         return DTYPES[self.dtype]
 
+    def num_parameters(self) -> int:
+        """Numbers in the weight matrices (biases and norms are nothing beside them)."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = self.hidden_size * (2 * q + 2 * kv + 3 * self.intermediate_size)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_layers * layer + embeddings
+
     def kv_bytes_per_token(self) -> int:
         """Cache bytes one token takes in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.torch_dtype.itemsize
+
+
+EXACT_BELOW = 500_000_000
+"""Parameters up to which "auto" means float32 on a CPU: there an answer does not depend on what runs beside it."""
 
 
 def resolve_dtype(requested: str, declared: str | None, device: torch.device) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from engine_worker.errors import LoadError
 from engine_worker.layers.weights import WeightStore
 from engine_worker.models.base import LoadedModel
-from engine_worker.models.config import ModelConfig
+from engine_worker.models.config import EXACT_BELOW, ModelConfig
 from engine_worker.models.loading.checkpoint import Checkpoint, Progress, fill, fingerprint
 from engine_worker.models.loading.config_gguf import config_from_gguf, has_interleaved_heads
 from engine_worker.models.loading.config_hf import config_from_hf
@@ -57,6 +57,8 @@ def load(
     opener = _open_gguf if resolved.is_gguf else _open_directory
     opened = opener(resolved.path, dtype, target, max_model_len)
     config = opened.config
+    if dtype == "auto" and target.type == "cpu" and config.num_parameters() <= EXACT_BELOW:
+        config = replace(config, dtype="float32")
     report = progress or _silent
     try:
         if will_compile(target):

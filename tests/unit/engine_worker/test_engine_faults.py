@@ -182,6 +182,10 @@ def odd_request(rng: random.Random) -> Request:
         "logprobs": whole,
         "seed": whole,
         "logit_bias": {rng.choice([-1, 0, 5, 319, 320, 2**40]): number},
+        "allowed_token_ids": rng.choice([None, (), (whole,), (5, 320), (-1,)]),
+        "bad_words": rng.choice([(), ((),), ((whole,),), ((5, 6),)]),
+        "prompt_logprobs": whole,
+        "grammar": None,
     }.get(field, number)
     request = make_request(
         [rng.choice([0, 1, 319, 320, -5])] * rng.choice([0, 1, 1, 9, 600]),

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_worker.models.loading import LoadError, load
+from engine_worker.models.config import resolve_dtype
+from engine_worker.models.loading import LoadError, load, loader
 from tests.support.gguf_model import make_tiny_gguf
 from tests.support.llama_oracle import default_gguf, greedy, hf_from_directory, hf_from_gguf
 from tests.support.paged import PagedModel
@@ -190,3 +191,18 @@ def shard(path: Path, count: int) -> None:
     for file in set(index.values()):
         save_file({name: weights[name] for name in names if index[name] == file}, path / file)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+@pytest.mark.real_model
+def test_a_small_model_is_exact_on_a_cpu_unless_asked_otherwise() -> None:
+    exact, fast = (load("", dtype=dtype, device="cpu") for dtype in ("auto", "bfloat16"))
+    assert (exact.config.dtype, fast.config.dtype) == ("float32", "bfloat16")
+    assert 134e6 < exact.config.num_parameters() < 135e6
+
+
+def test_a_large_model_keeps_its_own_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_tiny_llama(tmp_path / "tiny", torch_dtype="bfloat16")
+    assert load(str(path), device="cpu").config.dtype == "float32"
+    monkeypatch.setattr(loader, "EXACT_BELOW", 1)
+    declared = load(str(path), device="cpu").config.dtype
+    assert declared == resolve_dtype("auto", "bfloat16", torch.device("cpu"))
