@@ -27,6 +27,7 @@ STREAMS = 200
 KILL_EVERY_S = 2.0
 LEASE_MS = 2000
 LEASE_MARGIN_S = 2.0
+DEADLINE_S = 180.0
 ENV = {
     "HEADRACE_LEASE_MS": str(LEASE_MS),
     "HEADRACE_FAULT": "step-delay-ms:50",
@@ -86,9 +87,22 @@ async def test_every_client_gets_exactly_the_undisturbed_tokens(
     redis: RedisServer, tmp_path: Path, patience: float
 ) -> None:
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
+    await _survive(redis, str(model), "tiny", (40, 130), tmp_path, patience)
+
+
+@pytest.mark.soak
+@pytest.mark.real_model
+@pytest.mark.timeout(1800)
+async def test_the_real_model_survives_the_same(redis: RedisServer, tmp_path: Path, patience: float) -> None:
+    await _survive(redis, "", "SmolLM2-135M-Instruct", (8, 24), tmp_path, patience)
+
+
+async def _survive(
+    redis: RedisServer, model: str, name: str, max_tokens: tuple[int, int], log_dir: Path, patience: float
+) -> None:
     settings = {"worker_env": ENV, "pod_env": {"HEADRACE_KEEPALIVE_S": "1"}}
-    with Stack(redis.url, model, pods=2, workers=3, **settings, log_dir=tmp_path) as stack:
-        loads = make_bodies(STREAMS, "tiny", seed=7, max_tokens=(40, 130), words=WORDS)
+    with Stack(redis.url, model, pods=2, workers=3, **settings, log_dir=log_dir) as stack:
+        loads = make_bodies(STREAMS, name, seed=7, max_tokens=max_tokens, words=WORDS)
         plain = await undisturbed(stack.pods[0].url, loads, concurrency=STREAMS)
         expected = await undisturbed(stack.pods[1].url, with_stops(plain), concurrency=STREAMS)
         books = Books.open(redis)
@@ -100,13 +114,11 @@ async def test_every_client_gets_exactly_the_undisturbed_tokens(
         )
         assert not reaping.done(), "the reaper died"
         reaping.cancel()
-        print(
-            "kills", dict(reaper.kills), "longest gap", max(o.longest_gap for o in outcomes if isinstance(o, Outcome))
-        )
+        clients = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+        print("kills", dict(reaper.kills), "longest gap", max(client.longest_gap for client in clients))
 
         assert_exact(expected, outcomes)
         assert min(reaper.kills[kind] for kind in ("redis", "pod", "worker")) >= 2
-        clients = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
         assert len(await books.settle(clients)) == STREAMS
         _check_gaps(reaper, clients, patience)
 
@@ -115,7 +127,7 @@ async def _client(stack: Stack, expected: Expected, number: int) -> Outcome:
     """Joins within the first 45 seconds."""
     await asyncio.sleep(number * 45 / STREAMS)
     pods = [pod.url for pod in stack.pods]
-    return await follow(lambda: pods, expected.load.path, expected.load.body, deadline_s=120, seed=number)
+    return await follow(lambda: pods, expected.load.path, expected.load.body, deadline_s=DEADLINE_S, seed=number)
 
 
 def _check_gaps(reaper: Reaper, outcomes: list[Outcome], patience: float) -> None:
