@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine_worker.errors import LoadError
 from engine_worker.layers.rope import RopeConfig
 
-__all__ = ["DTYPES", "EXACT_BELOW", "ModelConfig", "resolve_dtype", "resolve_length"]
+__all__ = ["DTYPES", "ModelConfig", "prefer_exact", "resolve_dtype", "resolve_length"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -68,15 +68,22 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.torch_dtype.itemsize
 
 
-EXACT_BELOW = 500_000_000
+_EXACT_UP_TO = 500_000_000
 """Parameters up to which "auto" means float32 on a CPU: there an answer does not depend on what runs beside it."""
+
+
+def prefer_exact(config: ModelConfig, requested: str, device: torch.device) -> ModelConfig:
+    """What "auto" means once the size is known: a small model on a CPU is served in float32 (decision 0005), any other
+    as `resolve_dtype` found."""
+    small = requested == "auto" and device.type == "cpu" and config.num_parameters() <= _EXACT_UP_TO
+    return replace(config, dtype="float32") if small else config
 
 
 def resolve_dtype(requested: str, declared: str | None, device: torch.device) -> str:
     """The dtype to serve with. `requested` is "auto" or a name of DTYPES, `declared` what the checkpoint was saved in.
 
-    "auto" takes the checkpoint's own, and bfloat16 where it has none (quantised files). A CPU gets bfloat16 only when
-    it has instructions for it, else float32; float16 is slow on CPUs and becomes the same as bfloat16 there.
+    "auto" takes the checkpoint's own (see `prefer_exact` for small models), and bfloat16 where it has none (quantised
+    files). A CPU gets bfloat16 only when it has instructions for it, else float32; float16 is slow on CPUs and becomes the same as bfloat16 there.
     """
     if requested in DTYPES:
         return requested

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from engine_worker.errors import LoadError
 from engine_worker.layers.weights import WeightStore
 from engine_worker.models.base import LoadedModel
-from engine_worker.models.config import EXACT_BELOW, ModelConfig
+from engine_worker.models.config import ModelConfig, prefer_exact
 from engine_worker.models.loading.checkpoint import Checkpoint, Progress, fill, fingerprint
 from engine_worker.models.loading.config_gguf import config_from_gguf, has_interleaved_heads
 from engine_worker.models.loading.config_hf import config_from_hf
@@ -56,9 +56,7 @@ def load(
     resolved = resolve(source)
     opener = _open_gguf if resolved.is_gguf else _open_directory
     opened = opener(resolved.path, dtype, target, max_model_len)
-    config = opened.config
-    if dtype == "auto" and target.type == "cpu" and config.num_parameters() <= EXACT_BELOW:
-        config = replace(config, dtype="float32")
+    config = prefer_exact(opened.config, dtype, target)
     report = progress or _silent
     try:
         if will_compile(target):

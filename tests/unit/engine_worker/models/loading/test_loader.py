@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_worker.models import config
 from engine_worker.models.config import resolve_dtype
-from engine_worker.models.loading import LoadError, load, loader
+from engine_worker.models.loading import LoadError, load
 from tests.support.gguf_model import make_tiny_gguf
 from tests.support.llama_oracle import default_gguf, greedy, hf_from_directory, hf_from_gguf
 from tests.support.paged import PagedModel
@@ -203,6 +204,6 @@ def test_a_small_model_is_exact_on_a_cpu_unless_asked_otherwise() -> None:
 def test_a_large_model_keeps_its_own_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_tiny_llama(tmp_path / "tiny", torch_dtype="bfloat16")
     assert load(str(path), device="cpu").config.dtype == "float32"
-    monkeypatch.setattr(loader, "EXACT_BELOW", 1)
+    monkeypatch.setattr(config, "_EXACT_UP_TO", 1)
     declared = load(str(path), device="cpu").config.dtype
     assert declared == resolve_dtype("auto", "bfloat16", torch.device("cpu"))
