@@ -83,7 +83,8 @@ def resolve_dtype(requested: str, declared: str | None, device: torch.device) ->
     """The dtype to serve with. `requested` is "auto" or a name of DTYPES, `declared` what the checkpoint was saved in.
 
     "auto" takes the checkpoint's own (see `prefer_exact` for small models), and bfloat16 where it has none (quantised
-    files). A CPU gets bfloat16 only when it has instructions for it, else float32; float16 is slow on CPUs and becomes the same as bfloat16 there.
+    files). A CPU gets bfloat16 only when it has instructions for it, else float32; float16 is slow on CPUs and
+    becomes the same as bfloat16 there.
     """
     if requested in DTYPES:
         return requested
