@@ -23,6 +23,7 @@ from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
 from kernels.interface import Ops
 from kernels.layout import AttentionWeights, BatchLayout, MlpWeights, RopeTable, new_kv_cache
+from tests.support.paged import Row, make_layout
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS, VOCAB = 576, 9, 3, 64, 1536, 30, 49152
 UNITS = {
@@ -80,29 +81,14 @@ def linears(backends: dict[str, NativeOps], formats: Sequence[str], rounds: int,
             report(f"{name} x{count}, batch {batch}", fastest(runs, rounds), "torch")
 
 
-def _layout(rows: Sequence[tuple[int, int]]) -> tuple[BatchLayout, int]:
+def _layout(lengths: Sequence[tuple[int, int]]) -> tuple[BatchLayout, int]:
     """Rows of (new tokens, length) with blocks in order -> layout, blocks needed."""
-    starts, slots, positions, first = [0], [], [], 0
-    width = max(-(-length // BLOCK_SIZE) for _, length in rows)
-    tables = torch.zeros(len(rows), width, dtype=torch.int32)
-    for row, (new, length) in enumerate(rows):
-        blocks = -(-length // BLOCK_SIZE)
-        tables[row, :blocks] = torch.arange(first, first + blocks, dtype=torch.int32)
-        positions.append(torch.arange(length - new, length))
-        slots.append(positions[-1] + first * BLOCK_SIZE)
-        starts.append(starts[-1] + new)
-        first += blocks
-    layout = BatchLayout(
-        query_start=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([length for _, length in rows], dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=torch.cat(slots),
-        positions=torch.cat(positions),
-        num_tokens=starts[-1],
-        max_query_len=max(new for new, _ in rows),
-        max_seq_len=max(length for _, length in rows),
-    )
-    return layout, first
+    rows, first = [], 0
+    for new, length in lengths:
+        count = -(-length // BLOCK_SIZE)
+        rows.append(Row(length - new, new, range(first, first + count)))
+        first += count
+    return make_layout(rows, BLOCK_SIZE), first
 
 
 BATCHES = {

@@ -17,6 +17,7 @@ import httpx
 from api_service.server import PodServer
 from api_service.services import Services
 from api_service.settings import Settings
+from tests.support.stream_client import parse_block
 from tests.support.wait import eventually
 
 __all__ = ["ApiPod", "RawStream", "running_pod"]
@@ -103,13 +104,8 @@ class RawStream:
             buffer += part
             while b"\n\n" in buffer:
                 block, buffer = buffer.split(b"\n\n", 1)
-                event: dict[str, str] = {}
-                for line in block.decode().split("\n"):
-                    if line.startswith(":"):
-                        self.comments += 1
-                    else:
-                        name, _, value = line.partition(":")
-                        event[name] = value.removeprefix(" ")
+                event, comments = parse_block(block)
+                self.comments += comments
                 if event:
                     yield event
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-__all__ = ["Outcome", "events", "follow"]
+__all__ = ["Outcome", "events", "follow", "parse_block"]
 
 RETRY_PAUSE_S = 0.1
 TRANSIENT = {429, 502, 503}
@@ -81,6 +81,17 @@ class Outcome:
                 self.finish[index] = choice["finish_reason"]
 
 
+def parse_block(block: bytes) -> tuple[dict[str, str], int]:
+    """The bytes between two LF LF -> fields by name, number of comment lines."""
+    event: dict[str, str] = {}
+    lines = block.decode().split("\n")
+    for line in lines:
+        if not line.startswith(":"):
+            name, _, value = line.partition(":")
+            event[name] = event.get(name, "") + value.removeprefix(" ")
+    return event, sum(line.startswith(":") for line in lines)
+
+
 async def events(
     response: httpx.Response, on_comment: Callable[[], None] = lambda: None
 ) -> AsyncIterator[dict[str, str]]:
@@ -90,13 +101,9 @@ async def events(
         buffer += part
         while b"\n\n" in buffer:
             block, buffer = buffer.split(b"\n\n", 1)
-            event: dict[str, str] = {}
-            for line in block.decode().split("\n"):
-                if line.startswith(":"):
-                    on_comment()
-                    continue
-                name, _, value = line.partition(":")
-                event[name] = event.get(name, "") + value.removeprefix(" ")
+            event, comments = parse_block(block)
+            for _ in range(comments):
+                on_comment()
             if "data" in event:
                 yield event
 

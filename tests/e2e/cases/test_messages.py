@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.api_cases import CHAT, MODEL, TEXT, body_of, force, post, refused, whole
+from tests.support.bad_messages import BAD_MESSAGES
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(120)]
@@ -30,16 +31,7 @@ def prompt_text(url: str, messages: list[dict[str, Any]], **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([], "messages"),
-        (None, "messages"),
-        ({}, "messages"),
-        ("hi", "messages"),
-        ([None], "messages[0]"),
-        ([{}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"content": "x"}], "messages[0].role"),
-        ([{"role": 5, "content": "x"}], "messages[0].role"),
-        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        *BAD_MESSAGES,
         ([USER, {"role": "assistant", "content": None}], "messages[1].content"),
     ],
 )

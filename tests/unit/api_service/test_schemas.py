@@ -12,6 +12,7 @@ from api_service.schemas.chat import ChatCompletionRequest
 from api_service.schemas.common import GenerationBody, parse
 from api_service.schemas.completion import CompletionRequest
 from shared.errors import InvalidRequest
+from tests.support.bad_messages import BAD_MESSAGES
 
 USER = {"role": "user", "content": "Hi"}
 BIG = 2**63
@@ -186,16 +187,7 @@ def test_msg_05_unknown_keys_in_messages_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([], "messages"),
-        (None, "messages"),
-        ({}, "messages"),
-        ("hi", "messages"),
-        ([None], "messages[0]"),
-        ([{}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"content": "x"}], "messages[0].role"),
-        ([{"role": 5, "content": "x"}], "messages[0].role"),
-        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        *BAD_MESSAGES,
         ([USER, {"role": "user", "content": 5}], "messages[1].content"),
         ([USER, {"role": "user", "content": []}], "messages[1].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content"),
