@@ -21,6 +21,6 @@ def real_redis() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def real_stack(real_redis: RedisServer) -> Iterator[Stack]:
     """float32, so that an answer does not depend on its batch."""
-    settings = {"HEADRACE_DTYPE": "float32", "HEADRACE_KV_CACHE_MEMORY": "256M", "HEADRACE_MAX_NUM_SEQS": "16"}
+    settings = {"HEADRACE_DTYPE": "float32", "HEADRACE_KV_CACHE_MEMORY": "384M", "HEADRACE_MAX_NUM_SEQS": "16"}
     with Stack(real_redis.url, pods=2, workers=2, worker_env=settings) as stack:
         yield stack
