@@ -19,7 +19,7 @@ from engine_worker.isolation import Outcome, RowFailure, RowResult, run_isolated
 from engine_worker.models.base import LoadedModel
 from engine_worker.plan import BatchPlan, ScheduledRequest
 from engine_worker.prompt_results import embedding_of, take_measured
-from engine_worker.request import FinishReason, Request, TokenEvent
+from engine_worker.request import FinishReason, Klass, Request, TokenEvent
 from engine_worker.runner.runner import Runner
 from engine_worker.sampling.sampler import SampledToken, Sampler
 from engine_worker.scheduling.scheduler import Scheduler
@@ -73,7 +73,9 @@ class Engine:
         self._vocab_size = loaded.config.vocab_size
         self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
         self._lock = threading.Lock()
-        self._live_ids: set[str] = set()
+        self._live: dict[str, Klass] = {}
+        self._num_live: dict[Klass, int] = {"interactive": 0, "batch": 0}
+        self._max_running = config.max_running
         self._num_arrived = 0
         self._num_steps = 0
         self._num_hopeless = 0
@@ -98,14 +100,24 @@ class Engine:
         """
         check_request(request, vocab_size=self._vocab_size, max_request_tokens=self.max_request_tokens())
         with self._lock:
-            if request.request_id in self._live_ids:
+            if request.request_id in self._live:
                 raise InvalidRequest(f"Request id {request.request_id} is in use by a request that has not ended.")
-            self._live_ids.add(request.request_id)
+            self._live[request.request_id] = request.klass
+            self._num_live[request.klass] += 1
         self._inbox.append(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
         """Ends a request at the next step, with `reason`; one that has ended already is left alone. Thread-safe."""
         self._inbox.append((request_id, reason))
+
+    def free_seats(self, klass: Klass) -> int:
+        """How many more requests of this class would run at once if they came now. Thread-safe.
+
+        Negative: that many wait for a seat. Seats of batch requests count as free for interactive ones, which displace
+        them. What `add` has taken counts from that moment on, what has ended from the end of its last step.
+        """
+        interactive, batch = self._num_live["interactive"], self._num_live["batch"]
+        return self._max_running - interactive - (batch if klass == "batch" else 0)
 
     def step(self) -> list[TokenEvent]:
         """One pass of the loop. Raises only what no single request is to blame for: then this engine is done for."""
@@ -230,7 +242,7 @@ class Engine:
     def _forget(self, request: Request, *, discard: bool = False) -> None:
         self._scheduler.finish(request, discard=discard)
         with self._lock:
-            self._live_ids.discard(request.request_id)
+            self._num_live[self._live.pop(request.request_id)] -= 1
 
 
 def _stopped(request: Request) -> bool:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from engine_worker.faults import Faults
-from engine_worker.request import FinishReason, Request, TokenEvent
+from engine_worker.request import FinishReason, Klass, Request, TokenEvent
 
 __all__ = ["EngineLoop", "SteppingEngine"]
 
@@ -24,7 +24,7 @@ _MAX_UNDELIVERED = 64
 
 
 class SteppingEngine(Protocol):
-    """What the loop needs of an Engine; `add` and `abort` may be called from any thread."""
+    """What the loop needs of an Engine; all but `step` may be called from any thread."""
 
     @property
     def has_work(self) -> bool: ...
@@ -32,6 +32,8 @@ class SteppingEngine(Protocol):
     def add(self, request: Request) -> None: ...
 
     def abort(self, request_id: str, reason: FinishReason) -> None: ...
+
+    def free_seats(self, klass: Klass) -> int: ...
 
     def step(self) -> list[TokenEvent]: ...
 
@@ -72,6 +74,10 @@ class EngineLoop:
         """Ends a request; its blocks are free within two steps."""
         self._engine.abort(request_id, "abort")
         self._notify()
+
+    def free_seats(self, klass: Klass) -> int:
+        """How many more requests of this class would run at once if they came now; see `Engine.free_seats`."""
+        return self._engine.free_seats(klass)
 
     def pause(self, paused: bool) -> None:
         """No further step begins while paused (the output cannot be stored)."""

@@ -29,9 +29,6 @@ from shared.text.token_bytes import TokenBytes
 
 __all__ = ["Choice", "Job"]
 
-_BATCH_PRIORITY = 10_000
-"""Added to what the client chose: batch work comes after everything else."""
-
 
 class Choice:
     """One answer of a request: its tokens, its text state, and what was not yet put into a record."""
@@ -206,7 +203,8 @@ class Job:
                     stop_token_ids=stop_ids,
                     matcher=None if new_matcher is None else new_matcher(),
                     output_token_ids=list(choice.output),
-                    priority=request.priority + (_BATCH_PRIORITY if request.klass == "batch" else 0),
+                    klass="batch" if request.klass == "batch" else "interactive",
+                    priority=request.priority,
                     cache_salt=request.cache_salt,
                     num_scored=choice.num_scored,
                     pooling=request.pooling,

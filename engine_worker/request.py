@@ -12,9 +12,19 @@ from typing import Literal
 from shared.grammars.backend import TokenMatcher
 from shared.params import SamplingParams
 
-__all__ = ["FinishReason", "Pooling", "PromptLogprobs", "Request", "RequestStatus", "TokenEvent", "TokenLogprobs"]
+__all__ = [
+    "FinishReason",
+    "Klass",
+    "Pooling",
+    "PromptLogprobs",
+    "Request",
+    "RequestStatus",
+    "TokenEvent",
+    "TokenLogprobs",
+]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Klass = Literal["interactive", "batch"]
 Pooling = Literal["", "last", "mean"]
 
 
@@ -47,8 +57,10 @@ class Request:
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
+    klass: Klass = "interactive"
+    """Batch requests get only the room that interactive ones leave: seats, tokens of a step, blocks."""
     priority: int = 0
-    """Lower runs first; then `arrival`."""
+    """Within a class lower runs first; then `arrival`."""
     arrival: int = 0
     """Order in which the engine took it in."""
     num_preemptions: int = 0

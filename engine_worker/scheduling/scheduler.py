@@ -1,8 +1,8 @@
 """Decides what each step computes: decodes and prefill chunks under one token budget. No tensors, no clock.
 
 In: requests, aborts, and what a step has computed. Out: a frozen `BatchPlan`. Owns the queues of waiting and running
-requests and, through the cache manager, their blocks. Order of precedence everywhere: lower `priority`, then earlier
-`arrival`.
+requests and, through the cache manager, their blocks. Order of precedence everywhere: interactive before batch, lower
+`priority`, earlier `arrival`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ HEADROOM_TOKENS = 64
 """Hysteresis: a request is admitted only if it and all running ones can grow by this many tokens (or to their end)."""
 
 
-def precedence(request: Request) -> tuple[int, int]:
+def precedence(request: Request) -> tuple[bool, int, int]:
     """Sort key: who is served first and loses its blocks last."""
-    return request.priority, request.arrival
+    return request.klass == "batch", request.priority, request.arrival
 
 
 class Scheduler:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine_worker.request import Request
+from engine_worker.request import Klass, Request
 from shared.params import SamplingParams
 
 __all__ = ["make_request"]
@@ -22,6 +22,7 @@ def make_request(
     seed: int = 0,
     stop: Iterable[int] = (),
     output: Sequence[int] = (),
+    klass: Klass = "interactive",
     priority: int = 0,
     arrival: int | None = None,
     salt: str = "",
@@ -39,6 +40,7 @@ def make_request(
         max_tokens=max_tokens,
         stop_token_ids=frozenset(stop),
         output_token_ids=list(output),
+        klass=klass,
         priority=priority,
         arrival=number if arrival is None else arrival,
         cache_salt=salt,

@@ -224,6 +224,16 @@ def test_the_memory_setting_decides_the_number_of_blocks(tiny: LoadedModel) -> N
         engine_for(tiny, num_blocks=None, kv_cache_memory=per_block - 1)
 
 
+def test_free_seats_count_batch_as_free_for_interactive(tiny: LoadedModel) -> None:
+    engine = engine_for(tiny, max_num_seqs=3)
+    run = EngineRun(engine)
+    assert (engine.free_seats("interactive"), engine.free_seats("batch")) == (3, 3)
+    run.add(*(make_request(5, 3, klass="batch") for _ in range(2)), make_request(5, 9), make_request(5, 3))
+    assert (engine.free_seats("interactive"), engine.free_seats("batch")) == (1, -1)
+    run.finish()
+    assert (engine.free_seats("interactive"), engine.free_seats("batch")) == (3, 3)
+
+
 def test_requests_may_come_and_go_from_other_threads(tiny: LoadedModel) -> None:
     engine = engine_for(tiny, max_num_batched_tokens=64)
     run = EngineRun(engine)

@@ -9,7 +9,7 @@ import pytest
 
 from engine_worker.engine_loop import EngineLoop
 from engine_worker.faults import Faults
-from engine_worker.request import FinishReason, Request, TokenEvent
+from engine_worker.request import FinishReason, Klass, Request, TokenEvent
 from tests.support.requests import make_request
 from tests.support.wait import eventually
 
@@ -34,6 +34,9 @@ class CountingEngine:
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
         self.running = [request for request in self.running if request.request_id != request_id]
+
+    def free_seats(self, klass: Klass) -> int:
+        return 4 - len(self.inbox) - len(self.running)
 
     def step(self) -> list[TokenEvent]:
         self.gate.wait()

@@ -137,7 +137,7 @@ def test_engine_requests_carry_seed_limits_and_stop_ids_of_each_choice() -> None
     assert [request.seed for request in requests] == [9, choice_seed(9, 1)] * 2
     assert [request.max_tokens for request in requests] == [7, 7, 8, 8]
     assert {request.stop_token_ids for request in requests} == {frozenset({2, 3, 7})}
-    assert {request.priority for request in requests} == {10_000}
+    assert {request.klass for request in requests} == {"batch"}
     assert len({request.request_id for request in requests}) == 4
 
 
