@@ -18,7 +18,7 @@ import torch
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from engine_worker.request import Request
 from shared.params import SamplingParams
 from tests.support.llama_oracle import default_gguf, hf_from_gguf

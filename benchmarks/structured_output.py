@@ -14,7 +14,7 @@ import time
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.base import LoadedModel
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from engine_worker.request import Request
 from shared.grammars.compiler import GrammarCompiler
 from shared.params import GrammarSpec, SamplingParams

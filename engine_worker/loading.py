@@ -16,7 +16,7 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.logs import LoadingProgress
 from engine_worker.models.base import LoadedModel
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from engine_worker.request import Request
 from engine_worker.settings import WorkerSettings
 from shared.grammars.compiler import GrammarCompiler

@@ -1,8 +1,4 @@
-"""Models by architecture name, and the loader that fills them. `engine_worker.models.loading.load` is the way in."""
+"""Models by architecture name, and the loader that fills them; `loading.loader.load` is the way in.
 
-from engine_worker.errors import LoadError
-from engine_worker.layers.rope import RopeConfig
-from engine_worker.models.base import LoadedModel, Model
-from engine_worker.models.config import ModelConfig
-
-__all__ = ["LoadError", "LoadedModel", "Model", "ModelConfig", "RopeConfig"]
+Nothing is imported here: what a checkpoint says about text (`loading.text_source`) needs no torch.
+"""

@@ -18,7 +18,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from shared.messages import Record
 from tests.chaos.conftest import Front
 from tests.support.api_pod import RawStream, running_pod

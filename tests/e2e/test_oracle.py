@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.base import LoadedModel
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from tests.support.llama_oracle import default_gguf, hf_from_gguf
 from tests.support.paged import PagedModel
 from tests.support.requests import make_request

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from tests.support.api_pod import running_pod
 from tests.support.redis_server import RedisServer
 from tests.support.stream_client import Outcome, follow

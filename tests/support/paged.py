@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_worker.models import Model
+from engine_worker.models.base import Model
 from kernels.ops import BatchLayout, KVCache
 
 __all__ = ["PagedModel", "Row", "make_layout", "poison"]

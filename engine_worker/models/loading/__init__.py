@@ -1,7 +1,1 @@
-"""From what a user names to a `LoadedModel`."""
-
-from engine_worker.errors import LoadError
-from engine_worker.models.loading.checkpoint import Progress
-from engine_worker.models.loading.loader import load
-
-__all__ = ["LoadError", "Progress", "load"]
+"""From what a user names to a `LoadedModel` (`loader.load`), or only to its text assets (`text_source.load_text`)."""

@@ -1,48 +1,21 @@
-"""A GGUF file, memory-mapped: metadata as Python values, tensors as raw bytes on demand.
-
-The gguf library's reader wraps every string of the vocabulary in numpy objects (seconds for 100,000 tokens); this one
-walks the same bytes once with plain slices. Format: the GGUF specification, versions 2 and 3, little endian.
-"""
+"""A GGUF file, memory-mapped: metadata as Python values, tensors as raw bytes on demand."""
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from engine_worker.errors import LoadError
+from engine_worker.models.loading.gguf_header import GgufEntry, GgufHeader
 from engine_worker.quant.dequantize import row_bytes
 
-__all__ = ["GgufFile", "GgufTensor", "GgufValue"]
-
-GgufValue = bool | int | float | str | list["GgufValue"]
-
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_STRING, _ARRAY = 8, 9
-_SCALARS = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    7: struct.Struct("<?"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
-_U32, _U64 = _SCALARS[4], _SCALARS[10]
-_DEFAULT_ALIGNMENT = 32
+__all__ = ["GgufFile", "GgufTensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,122 +31,35 @@ class GgufTensor:
     num_bytes: int
 
 
-class GgufFile:
-    """An open file. The mapping lives as long as this object or a tensor taken from it."""
+class GgufFile(GgufHeader):
+    """An open file. The mapping lives as long as this object or a tensor taken from it. Raises LoadError."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        # Copy-on-write: torch wants writable memory, nobody writes to it.
-        self._data: np.ndarray[Any, np.dtype[np.uint8]] = (
-            np.memmap(path, dtype=np.uint8, mode="c") if path.stat().st_size else np.zeros(0, np.uint8)
-        )
-        reader = _Reader(self._data.data)
+        super().__init__(path)
         try:
-            self.metadata, self.tensors = _read_header(reader)
-        except (struct.error, UnicodeDecodeError, OverflowError) as error:
-            raise LoadError(f"{path} is damaged or incomplete: its header cannot be read ({error}).") from error
+            self.tensors: Mapping[str, GgufTensor] = {entry.name: _place(entry) for entry in self.entries}
         except LoadError as error:
             raise LoadError(f"{path}: {error}") from error
         self._check_extent()
 
     def raw(self, tensor: GgufTensor) -> Tensor:
         """The tensor's bytes, uint8 [shape[0], bytes of a row], a view of the file. A vector is a column."""
-        data = self._data[tensor.start : tensor.start + tensor.num_bytes]
+        data = self.data[tensor.start : tensor.start + tensor.num_bytes]
         return torch.from_numpy(data).view(tensor.shape[0], -1)
 
     def _check_extent(self) -> None:
         for tensor in self.tensors.values():
-            if tensor.start + tensor.num_bytes > self._data.size:
+            if tensor.start + tensor.num_bytes > self.data.size:
                 raise LoadError(
                     f"{self.path} is incomplete: the tensor {tensor.name!r} ends at byte "
-                    f"{tensor.start + tensor.num_bytes}, the file at {self._data.size}. Download it again."
+                    f"{tensor.start + tensor.num_bytes}, the file at {self.data.size}. Download it again."
                 )
 
 
-class _Reader:
-    """A cursor over the header."""
-
-    __slots__ = ("data", "offset")
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-        self.offset = 0
-
-    def scalar(self, kind: struct.Struct) -> bool | int | float:
-        (value,) = kind.unpack_from(self.data, self.offset)
-        self.offset += kind.size
-        return value  # type: ignore[no-any-return]
-
-    def count(self) -> int:
-        return int(self.scalar(_U64))
-
-    def string(self) -> str:
-        return self.strings(1)[0]
-
-    def strings(self, count: int) -> list[str]:
-        """The hot loop: a vocabulary and its merges are some 100,000 of these."""
-        data, offset, unpack, size = self.data, self.offset, _U64.unpack_from, _U64.size
-        values = []
-        for _ in range(count):
-            start = offset + size
-            offset = start + unpack(data, offset)[0]
-            values.append(str(data[start:offset], "utf-8"))
-        if offset > len(data):
-            raise struct.error("a string ends past the end of the file")
-        self.offset = offset
-        return values
-
-    def value(self, kind: int) -> GgufValue:
-        if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            return self.array()
-        if kind not in _SCALARS:
-            raise LoadError(f"its header holds a value of the unknown type {kind}.")
-        return self.scalar(_SCALARS[kind])
-
-    def array(self) -> list[GgufValue]:
-        kind, count = int(self.scalar(_U32)), self.count()
-        if kind == _STRING:
-            return list(self.strings(count))
-        if kind in _SCALARS:
-            layout = struct.Struct(f"<{count}{_SCALARS[kind].format[-1]}")
-            values = list(layout.unpack_from(self.data, self.offset))
-            self.offset += layout.size
-            return values
-        return [self.value(kind) for _ in range(count)]
-
-
-def _read_header(reader: _Reader) -> tuple[Mapping[str, GgufValue], Mapping[str, GgufTensor]]:
-    if bytes(reader.data[:4]) != _MAGIC:
-        raise LoadError("this is not a GGUF file.")
-    reader.offset = 4
-    version = int(reader.scalar(_U32))
-    if version not in _VERSIONS:
-        raise LoadError(f"GGUF version {version} is not supported (2 and 3 are, little endian).")
-    num_tensors, num_values = reader.count(), reader.count()
-    metadata: dict[str, GgufValue] = {}
-    for _ in range(num_values):
-        key = reader.string()
-        metadata[key] = reader.value(int(reader.scalar(_U32)))
-    entries = [_read_entry(reader) for _ in range(num_tensors)]
-    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise LoadError(f"general.alignment is {alignment!r}.")
-    base = math.ceil(reader.offset / alignment) * alignment
-    return metadata, {name: _place(name, shape, kind, base + start) for name, shape, kind, start in entries}
-
-
-def _read_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
-    name = reader.string()
-    dimensions = [reader.count() for _ in range(int(reader.scalar(_U32)))]
-    return name, tuple(reversed(dimensions)), int(reader.scalar(_U32)), reader.count()
-
-
-def _place(name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
+def _place(entry: GgufEntry) -> GgufTensor:
     try:
-        quantization = GGMLQuantizationType(kind)
+        quantization = GGMLQuantizationType(entry.kind)
     except ValueError as error:
-        raise LoadError(f"the tensor {name!r} has the unknown format {kind}.") from error
-    num_bytes = math.prod(shape[:-1]) * row_bytes(quantization, shape[-1])
-    return GgufTensor(name, shape, quantization, start, num_bytes)
+        raise LoadError(f"the tensor {entry.name!r} has the unknown format {entry.kind}.") from error
+    num_bytes = math.prod(entry.shape[:-1]) * row_bytes(quantization, entry.shape[-1])
+    return GgufTensor(entry.name, entry.shape, quantization, entry.start, num_bytes)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from engine_worker.errors import LoadError
-from engine_worker.models.loading.gguf_file import GgufFile
+from engine_worker.models.loading.gguf_header import GgufHeader
 from engine_worker.models.loading.pretokenizers import pre_tokenizer
 from engine_worker.models.loading.text_assets import TextAssets
 
@@ -25,7 +25,7 @@ _TURN_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|
 """Control tokens that end a turn of a chat; files often name only the end of a text as EOS."""
 
 
-def text_from_gguf(file: GgufFile) -> TextAssets:
+def text_from_gguf(file: GgufHeader) -> TextAssets:
     """Raises LoadError where the file has no vocabulary of a known kind."""
     vocabulary = _Vocabulary(file)
     kind = vocabulary.get("model", str, "")
@@ -50,7 +50,7 @@ def text_from_gguf(file: GgufFile) -> TextAssets:
 class _Vocabulary:
     """The tokenizer.ggml.* part of the metadata."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufHeader) -> None:
         self._file = file
         self.tokens: list[str] = self.get("tokens", list, [])
         self.types: list[int] = self.get("token_type", list, [1] * len(self.tokens))
@@ -184,7 +184,7 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return merge[:cut], merge[cut + 1 :]
 
 
-def _checked(file: GgufFile, content: dict[str, Any]) -> bytes:
+def _checked(file: GgufHeader, content: dict[str, Any]) -> bytes:
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     try:
         Tokenizer.from_str(text)

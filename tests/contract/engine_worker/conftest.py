@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_worker.models.base import LoadedModel
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from tests.support.tiny_model import make_tiny_llama
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_worker.models.loading import load
+from engine_worker.models.loading.loader import load
 from tests.support.llama_oracle import greedy, hf_from_directory
 from tests.support.paged import PagedModel
 from tests.support.tiny_model import make_tiny_llama

@@ -11,8 +11,7 @@ import torch
 
 from engine_worker.errors import LoadError
 from engine_worker.layers.rope import RopeConfig
-from engine_worker.models import ModelConfig
-from engine_worker.models.config import resolve_dtype
+from engine_worker.models.config import ModelConfig, resolve_dtype
 from engine_worker.models.loading.config_gguf import config_from_gguf
 from engine_worker.models.loading.config_hf import config_from_hf
 from engine_worker.models.loading.gguf_file import GgufFile

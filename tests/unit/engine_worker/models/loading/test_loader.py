@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_worker.errors import LoadError
 from engine_worker.models import config
 from engine_worker.models.config import resolve_dtype
-from engine_worker.models.loading import LoadError, load
+from engine_worker.models.loading.loader import load
 from tests.support.gguf_model import make_tiny_gguf
 from tests.support.llama_oracle import default_gguf, greedy, hf_from_directory, hf_from_gguf
 from tests.support.paged import PagedModel
