@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from engine_worker.request import Request
 from shared.errors import ContextLengthExceeded, InvalidRequest
-from shared.params import SamplingParams
+from shared.params import SamplingParams, last_ban
 
 __all__ = ["check_request"]
 
@@ -34,6 +34,7 @@ def check_request(request: Request, *, vocab_size: int, max_request_tokens: int)
     if not 0 <= request.seed <= _MAX_SEED:
         raise InvalidRequest("seed must be an unsigned 64-bit number here.", param="seed")
     _check_sampling(request.sampling, vocab_size)
+    _check_possible(request, vocab_size)
 
 
 def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -62,6 +63,15 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
         # Minus infinity is a ban; plus infinity would leave no finite distribution.
         if math.isnan(bias) or bias == math.inf:
             raise InvalidRequest(f"logit_bias of token {token} is {bias}, allowed are numbers.", param="logit_bias")
+
+
+def _check_possible(request: Request, vocab_size: int) -> None:
+    """Something must be left to draw. What only the answer itself can use up is the engine's to end."""
+    if request.max_tokens == 0 or request.matcher is not None:
+        return
+    name = last_ban(request.sampling, request.stop_token_ids, vocab_size)
+    if name is not None:
+        raise InvalidRequest(f"{name} leaves no token that an answer could begin with.", param=name)
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from engine_worker.admission import check_request
 from engine_worker.cache.manager import CacheManager
 from engine_worker.config import EngineConfig
+from engine_worker.interface import EngineStats
 from engine_worker.isolation import Outcome, RowFailure, RowResult, run_isolated
 from engine_worker.models.base import LoadedModel
 from engine_worker.plan import BatchPlan, ScheduledRequest
@@ -25,30 +25,10 @@ from engine_worker.sampling.sampler import SampledToken, Sampler
 from engine_worker.scheduling.scheduler import Scheduler
 from shared.errors import EngineFailure, InvalidRequest
 
-__all__ = ["Engine", "EngineStats"]
+__all__ = ["Engine"]
 
 _HOPELESS_AFTER = 3
 """Steps in a row in which every request failed: then it is the engine that is broken, not a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot; times are `time.monotonic()` seconds, 0 before the first step."""
-
-    running: int
-    waiting: int
-    blocks_used: int
-    """Held by running requests."""
-    blocks_cached: int
-    """Unreferenced, kept for their content, available at any time."""
-    blocks_total: int
-    steps: int
-    """Batches computed."""
-    last_step_start: float
-    last_step_end: float
-    """Earlier than `last_step_start` while a step is under way."""
-    counters: dict[str, int] = field(default_factory=dict)
-    """Since start: prompt_tokens, generation_tokens, computed_tokens, preemptions, cached_tokens."""
 
 
 class Engine:
@@ -208,7 +188,7 @@ class Engine:
     def _apply_token(self, request: Request, sampled: SampledToken) -> TokenEvent:
         token = sampled.token_id
         if token is None:
-            return self._fail(request, "No token can follow: all are ruled out, or the model's output is not finite.")
+            return self._without_token(request, sampled)
         request.output_token_ids.append(token)
         self._counters["generation_tokens"] += 1
         reason = _finish_reason(request)
@@ -216,6 +196,15 @@ class Engine:
             # The hits go with every token: a stop string or a cancellation ends the choice without our saying so.
             return TokenEvent(request.request_id, token, sampled.logprobs, num_cached_tokens=request.num_cached_tokens)
         return self._finish(request, reason, sampled)
+
+    def _without_token(self, request: Request, sampled: SampledToken) -> TokenEvent:
+        """The end where nothing can follow: by the request's own fields, by its grammar, or by a fault of the model."""
+        if sampled.exhausted:
+            return self._finish(request, "stop", sampled)
+        if request.matcher is not None and request.matcher.failed:
+            why = "The output's grammar cannot go on: it has become too complex."
+            return self._fail(request, why, InvalidRequest.code)
+        return self._fail(request, "No token can follow: the model's output is not finite.")
 
     def _finish(self, request: Request, reason: FinishReason, sampled: SampledToken | None = None) -> TokenEvent:
         self._forget(request)
@@ -227,14 +216,15 @@ class Engine:
             stop_token_id=request.output_token_ids[-1] if reason == "stop" and _stopped(request) else None,
             num_cached_tokens=request.num_cached_tokens,
             embedding=embedding_of(request),
+            exhausted=bool(sampled and sampled.exhausted),
         )
 
-    def _fail(self, request: Request, message: str) -> TokenEvent:
+    def _fail(self, request: Request, message: str, code: str = EngineFailure.code) -> TokenEvent:
         self._forget(request, discard=True)
         return TokenEvent(
             request.request_id,
             finish_reason="error",
-            error_code=EngineFailure.code,
+            error_code=code,
             error_message=message,
             num_cached_tokens=request.num_cached_tokens,
         )

@@ -29,6 +29,9 @@ from shared.text.token_bytes import TokenBytes
 
 __all__ = ["Choice", "Job"]
 
+_NO_TOKEN_LEFT = "no_token_left"
+"""`stop_reason` of an answer that ended because the request's own fields left nothing that could follow."""
+
 
 class Choice:
     """One answer of a request: its tokens, its text state, and what was not yet put into a record."""
@@ -78,6 +81,8 @@ class Choice:
             self._new_embedding = float32_bytes(event.embedding)
         stopped = event.token_id is not None and self._take_token(event.token_id, event)
         self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
+        if event.exhausted:
+            self._stop_reason = _NO_TOKEN_LEFT
         if not stopped and event.finish_reason is not None:
             self.end(event.finish_reason)
         return stopped and event.finish_reason is None

@@ -131,3 +131,5 @@ class TokenEvent:
     """Of unit length; comes with the end of a request that pools."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    exhausted: bool = False
+    """Ended with reason "stop" because the request's own fields left no token that could follow."""

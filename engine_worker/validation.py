@@ -41,12 +41,10 @@ def check_request(request: GenerateRequest, served: ServedModel) -> None:
     _require(request.stop.max_tokens >= 0, "max_tokens", "allowed is 0 or more")
     for prompt in request.prompts:
         _require(len(prompt) > 0, "prompt", "at least one token is needed")
-        if len(prompt) >= served.max_request_tokens:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(prompt)} tokens. This worker takes at most {served.max_request_tokens - 1}, "
-                "and room for one token of output is needed.",
-                param="prompt",
-            )
+        most = served.max_request_tokens - min(request.stop.max_tokens, 1)
+        if len(prompt) > most:
+            why = f"The prompt has {len(prompt)} tokens. This worker takes at most {most} of such a request."
+            raise ContextLengthExceeded(why, param="prompt")
 
 
 def _require(fits: bool, param: str, rule: str) -> None:

@@ -6,10 +6,14 @@ so every layer behind it sees one spelling: temperature 0 = greedy, top_k 0 = of
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["GrammarSpec", "SamplingParams", "StopConditions", "choice_seed"]
+__all__ = ["BAN", "GrammarSpec", "SamplingParams", "StopConditions", "choice_seed", "last_ban"]
+
+BAN = -100.0
+"""A bias this low is a ban and not a large handicap, as OpenAI documents the ends of the range."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = (1 << 64) - 1
@@ -63,6 +67,26 @@ class StopConditions:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+
+def last_ban(params: SamplingParams, stop_ids: Collection[int], vocab_size: int) -> str | None:
+    """The parameter that takes away the last token which an answer could begin with; None while there is one.
+
+    `stop_ids`: every id that ends the answer. A grammar's own demands win over these fields, so it is not looked at.
+    """
+    bans = {
+        "logit_bias": {token for token, bias in params.logit_bias.items() if bias <= BAN},
+        "bad_words": {word[0] for word in params.bad_words if len(word) == 1},
+        "min_tokens": set(stop_ids) if params.min_tokens else set(),
+    }
+    if params.allowed_token_ids is None and sum(map(len, bans.values())) < vocab_size:
+        return None
+    left = set(range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids)
+    for name, banned in bans.items():
+        left -= banned
+        if not left:
+            return name
+    return None
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -11,7 +11,7 @@ from api_service.prepare.extensions import extensions, truncated
 from api_service.prepare.limits import answer_limit, check_text_length
 from api_service.prepare.model import ServedModel
 from api_service.prepare.render import encode_chat, render_chat, with_template
-from api_service.prepare.sampling import sampling_params, stop_conditions
+from api_service.prepare.sampling import check_possible, sampling_params, stop_conditions
 from api_service.prepare.tools import (
     answer_reading,
     call_grammar,
@@ -59,6 +59,7 @@ def prepare_chat(body: ChatCompletionRequest, model: ServedModel, *, trust_templ
         sampling = replace(sampling, grammar=enforced)
     elif needs_special_tokens(reading, model):
         stop = replace(stop, skip_special_tokens=False)
+    check_possible(sampling, stop, model)
     return GenerateRequest(
         rid="",
         model=model.card.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from api_service.prepare.extensions import extensions, fill_in_the_middle, truncated
 from api_service.prepare.limits import COMPLETION_DEFAULT_TOKENS, answer_limit, check_text_length
 from api_service.prepare.model import ServedModel
-from api_service.prepare.sampling import check_token_ids, sampling_params, stop_conditions
+from api_service.prepare.sampling import check_possible, check_token_ids, sampling_params, stop_conditions
 from api_service.schemas.completion import CompletionRequest, Prompt
 from shared.errors import ContextLengthExceeded
 from shared.messages import GenerateRequest
@@ -37,12 +37,15 @@ def prepare_completion(body: CompletionRequest, model: ServedModel) -> GenerateR
     echo = (
         [_text(body, prompt, ids, model) for prompt, ids in zip(body.prompt, prompts, strict=True)] if body.echo else []
     )
+    sampling = sampling_params(body, model, body.logprobs, scores)
+    stop = stop_conditions(body, model, min(limits))
+    check_possible(sampling, stop, model)
     return GenerateRequest(
         rid="",
         model=model.card.name,
         prompts=tuple(map(tuple, prompts)),
-        sampling=sampling_params(body, model, body.logprobs, scores),
-        stop=stop_conditions(body, model, min(limits)),
+        sampling=sampling,
+        stop=stop,
         n=body.n or 1,
         kind="completion",
         echo=tuple(echo),

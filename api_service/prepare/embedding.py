@@ -27,8 +27,8 @@ def prepare_embedding(body: EmbeddingRequest, model: ServedModel) -> GenerateReq
         path = f"input[{i}]" if len(body.input) > 1 else "input"
         cut = body.truncate_prompt_tokens is not None
         ids = plain_tokens(text, model, path, add_special_tokens=body.add_special_tokens, cut=cut)
-        ids = truncated(body, ids, model, None)
-        answer_limit(model, len(ids), None, default=None, param=path, asked_param=path)
+        ids = truncated(body, ids, model, 0)
+        answer_limit(model, len(ids), 0, default=None, param=path, asked_param=path)
         prompts.append(tuple(ids))
     return GenerateRequest(
         rid="",

@@ -32,11 +32,11 @@ def extensions(body: GenerationBody) -> dict[str, Any]:
 
 
 def truncated(body: QueuedBody, ids: list[int], model: ServedModel, asked: int | None) -> list[int]:
-    """The last `truncate_prompt_tokens` ids; for -1 as many as leave room for the tokens asked for (at least one)."""
+    """The last `truncate_prompt_tokens` ids; for -1 as many as leave room for the tokens asked for (None: one)."""
     count = body.truncate_prompt_tokens
     if count is None:
         return ids
-    return ids[-(max(1, model.window - max(1, asked or 1)) if count == -1 else count) :]
+    return ids[-(max(1, model.window - (1 if asked is None else asked)) if count == -1 else count) :]
 
 
 def fill_in_the_middle(model: ServedModel, prompt: list[int], suffix: str) -> list[int]:

@@ -33,16 +33,17 @@ def answer_limit(
 ) -> int:
     """max_tokens of an answer to a prompt of this many tokens. `default` None means: all the room that is left.
 
-    Raises InvalidRequest for an empty prompt and ContextLengthExceeded when prompt, or prompt and answer, do not fit.
+    `asked` 0: there is no answer, the prompt may fill the window. Raises InvalidRequest for an empty prompt and
+    ContextLengthExceeded when prompt, or prompt and answer, do not fit.
     """
     if prompt_tokens == 0:
         raise InvalidRequest(f"'{param}' must not be empty: it came to 0 tokens.", param=param)
     room = model.window - prompt_tokens
     limit = f"This model's maximum context length is {model.window} tokens."
-    if room < 1:
+    if room < (0 if asked == 0 else 1):
+        why = "" if asked == 0 else ", which leaves no room for an answer"
         raise ContextLengthExceeded(
-            f"{limit} However, your prompt resulted in {prompt_tokens} tokens, which leaves no room for an answer. "
-            "Please reduce its length.",
+            f"{limit} However, your prompt resulted in {prompt_tokens} tokens{why}. Please reduce its length.",
             param=param,
         )
     if asked is not None and asked > room:

@@ -13,9 +13,9 @@ from api_service.prepare.grammar import output_grammar
 from api_service.prepare.model import ServedModel
 from api_service.schemas.common import GenerationBody
 from shared.errors import InvalidRequest
-from shared.params import SamplingParams, StopConditions
+from shared.params import SamplingParams, StopConditions, last_ban
 
-__all__ = ["check_token_ids", "sampling_params", "stop_conditions"]
+__all__ = ["check_possible", "check_token_ids", "sampling_params", "stop_conditions"]
 
 _GREEDY_BELOW = 1e-5
 """A temperature so small divides logits into infinities; its limit is greedy."""
@@ -56,6 +56,18 @@ def sampling_params(
         allowed_token_ids=body.allowed_token_ids,
         grammar=output_grammar(body, model),
     )
+
+
+def check_possible(sampling: SamplingParams, stop: StopConditions, model: ServedModel) -> None:
+    """Raises InvalidRequest when the fields together leave no token to begin with. A grammar wins over them all."""
+    if sampling.grammar is not None or stop.max_tokens == 0:
+        return
+    stop_ids = {*stop.stop_token_ids, *(() if stop.ignore_eos else model.card.eos_token_ids)}
+    name = last_ban(sampling, stop_ids, model.card.vocab_size)
+    if name is not None:
+        among = "" if sampling.allowed_token_ids is None else " of 'allowed_token_ids'"
+        why = f"'{name}' leaves no token{among} that an answer could begin with."
+        raise InvalidRequest(why, param=name)
 
 
 def _bad_words(words: Iterable[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:

@@ -15,18 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.plan import ScheduledRequest
-from shared.params import SamplingParams
+from shared.params import BAN, SamplingParams
 
-__all__ = ["Adjuster"]
-
-_BAN = -100.0
-"""A bias this low is a ban and not a large handicap, as OpenAI documents the ends of the range."""
+__all__ = ["Adjuster", "may_rule_out"]
 
 _NO_IDS = np.empty(0, dtype=np.int64)
 
 
 def _has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+def may_rule_out(params: SamplingParams) -> bool:
+    """Whether these fields can forbid tokens, and so, taken together, all of them."""
+    banned = any(bias <= BAN for bias in params.logit_bias.values())
+    return bool(banned or params.bad_words or params.min_tokens or params.allowed_token_ids is not None)
 
 
 class _Counts:
@@ -69,7 +72,7 @@ class Adjuster:
         biased = [(i, row.sampling.logit_bias) for i, row in enumerate(rows) if row.sampling.logit_bias]
         if biased:
             values = np.concatenate([np.fromiter(bias.values(), np.float32, len(bias)) for _, bias in biased])
-            values[values <= _BAN] = -np.inf
+            values[values <= BAN] = -np.inf
             flat = _flat(logits, [(i, np.fromiter(bias, np.int64, len(bias))) for i, bias in biased])
             logits.view(-1)[flat] += torch.from_numpy(values).to(logits.device)
         strict = [(i, row) for i, row in enumerate(rows) if row.sampling.min_tokens or row.sampling.bad_words]

@@ -2,7 +2,8 @@
 
 `prepare` starts filling the masks on a thread of its own, so that it happens while the model runs; `apply` waits for
 what is left of it. A row's mask depends on its grammar and its output alone: computing a batch again,
-in parts, or after a take-over gives the same one.
+in parts, or after a take-over gives the same one. Where a row's other fields leave nothing of what its grammar allows,
+the grammar wins: the output stays valid.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.plan import ScheduledRequest
+from engine_worker.sampling.adjust import may_rule_out
 from shared.grammars.backend import TokenMatcher, fill_masks
 
 __all__ = ["GrammarMasks"]
-
-_FLOOR = -1e4
-"""Where the output is complete, what ends it stays possible, whatever bias and min_tokens say."""
 
 
 class GrammarMasks:
@@ -31,12 +30,19 @@ class GrammarMasks:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._pending: Future[NDArray[np.bool_]] | None = None
         self._ids: list[str] = []
+        self._own: dict[int, Tensor] = {}
+        """The model's own logits, by row, of rows whose fields could forbid all that their grammar allows."""
 
     def prepare(self, rows: Sequence[ScheduledRequest], vocab_size: int) -> None:
         """Begins with the masks of the rows that have a grammar. `rows` are those that `apply` will get."""
         work = [(row.matcher, row.output_token_ids) for row in rows if row.matcher is not None]
         self._ids = [row.request_id for row in rows if row.matcher is not None]
         self._pending = self._pool.submit(_fill, work, vocab_size) if work else None
+
+    def keep(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
+        """Copies what `apply` may need of the logits before anything adjusts them."""
+        wanted = [i for i, row in enumerate(rows) if row.matcher is not None and may_rule_out(row.sampling)]
+        self._own = {i: logits[i].clone() for i in wanted}
 
     def apply(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
         """logits float32 [R, V], changed in place, last of all: what a grammar forbids becomes -inf."""
@@ -48,25 +54,18 @@ class GrammarMasks:
         assert self._pending is not None
         pending, self._pending = self._pending, None
         allowed = pending.result()
-        for line, place in enumerate(places):
-            _let_it_end(logits[place], rows[place].stop_token_ids, allowed[line])
         forbidden = torch.from_numpy(~allowed).to(logits.device)
         if len(places) == len(rows):
             logits.masked_fill_(forbidden, -torch.inf)
         else:
             index = torch.tensor(places, device=logits.device)
             logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
+        for line, place in enumerate(places):
+            if place in self._own and bool(torch.isneginf(logits[place]).all()):
+                logits[place] = self._own[place].masked_fill_(forbidden[line], -torch.inf)
 
 
 def _fill(work: Sequence[tuple[TokenMatcher, Sequence[int]]], vocab_size: int) -> NDArray[np.bool_]:
     for matcher, output in work:
         matcher.follow(output)
     return fill_masks([matcher for matcher, _ in work], vocab_size)
-
-
-def _let_it_end(logits: Tensor, stop_ids: frozenset[int], allowed: NDArray[np.bool_]) -> None:
-    """A complete output that nothing may follow ends, even where min_tokens or a bias ruled out its end."""
-    ends = [token for token in stop_ids if allowed[token]]
-    if ends and int(np.count_nonzero(allowed)) == len(ends):
-        index = torch.tensor(ends, device=logits.device)
-        logits[index] = logits[index].clamp(min=_FLOOR)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine_worker.plan import ScheduledRequest
 from engine_worker.request import TokenLogprobs
-from engine_worker.sampling.adjust import Adjuster
+from engine_worker.sampling.adjust import Adjuster, may_rule_out
 from engine_worker.sampling.draw import Drawer, is_greedy
 from engine_worker.sampling.masks import GrammarMasks
 
@@ -29,6 +29,8 @@ class SampledToken:
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
+    exhausted: bool = False
+    """The request's own fields (bans, bad_words, min_tokens, …) left no token: it has said all that it may."""
 
 
 class Sampler:
@@ -50,6 +52,7 @@ class Sampler:
         with_logprobs = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
         # Reported probabilities are the model's own: copied before anything is adjusted.
         untouched = logits[with_logprobs] if with_logprobs else None
+        self._masks.keep(logits, rows)
         self._adjuster.adjust(logits, rows)
         self._masks.apply(logits, rows)
         best = logits.argmax(-1, keepdim=True)
@@ -60,7 +63,11 @@ class Sampler:
                 tokens[i] = None
         self._draw(logits, peak, rows, tokens)
         logprobs = [None] * len(rows) if untouched is None else _logprobs(untouched, with_logprobs, rows, tokens)
-        return [SampledToken(token, lp) for token, lp in zip(tokens, logprobs, strict=True)]
+        empty = torch.isneginf(peak[:, 0]).tolist()
+        return [
+            SampledToken(token, lp, exhausted=nothing and row.matcher is None and may_rule_out(row.sampling))
+            for token, lp, nothing, row in zip(tokens, logprobs, empty, rows, strict=True)
+        ]
 
     def _draw(self, logits: Tensor, peak: Tensor, rows: Sequence[ScheduledRequest], tokens: list[int | None]) -> None:
         """Replaces the best token of rows that sample by a drawn one."""

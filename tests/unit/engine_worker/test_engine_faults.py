@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine_worker.models.base import LoadedModel
-from engine_worker.request import Request
+from engine_worker.request import Request, TokenEvent
 from shared.errors import InvalidRequest
 from shared.params import SamplingParams
 from tests.support.engines import EngineRun, engine_for
@@ -122,14 +122,58 @@ def test_an_engine_that_fails_one_request_after_the_other_gives_up(tiny: LoadedM
         run.step()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_sm_06_a_request_with_every_token_banned_ends_with_an_error(tiny: LoadedModel, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"logit_bias": dict.fromkeys(range(320), -100.0)}, "logit_bias"),
+        ({"logit_bias": {9: -math.inf, 8: -100.0}, "allowed_token_ids": (8, 9)}, "logit_bias"),
+        ({"bad_words": ((9,), (8,)), "allowed_token_ids": (8, 9)}, "bad_words"),
+        ({"stop": [9], "min_tokens": 2, "allowed_token_ids": (9,)}, "min_tokens"),
+        ({"stop": range(320), "min_tokens": 1}, "min_tokens"),
+        ({"logit_bias": {8: -100.0}, "bad_words": ((9,),), "allowed_token_ids": (8, 9)}, "bad_words"),
+    ],
+)
+def test_sm_06_fields_that_leave_no_token_to_begin_with_are_refused(
+    tiny: LoadedModel, fields: dict[str, Any], named: str
+) -> None:
     run, requests = EngineRun(engine_for(tiny)), good_requests(3)
-    banned = make_request(5, 5, temperature=temperature, logit_bias=dict.fromkeys(range(320), -100.0))
-    run.add(requests[0], banned, *requests[1:])
+    with pytest.raises(InvalidRequest) as refused:
+        run.add(make_request(5, 5, **fields))
+    assert refused.value.param == named
+    run.add(*requests)
+    assert outputs(run.finish(), requests) == undisturbed(tiny, 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"bad_words": ((9, 9),), "allowed_token_ids": (9,)}, [9]),
+        ({"bad_words": ((9, 9), (9, 8), (8, 9)), "logit_bias": {8: -100.0}, "allowed_token_ids": (8, 9)}, [9]),
+        (
+            {"bad_words": ((9, 9),), "allowed_token_ids": (9, 2), "stop": [2], "min_tokens": 4, "logit_bias": {9: 50}},
+            [9],
+        ),
+    ],
+)
+def test_sm_06_an_answer_that_uses_up_what_its_fields_allow_ends_there(
+    tiny: LoadedModel, temperature: float, fields: dict[str, Any], tokens: list[int]
+) -> None:
+    run, requests = EngineRun(engine_for(tiny)), good_requests(3)
+    spent = make_request(5, 6, temperature=temperature, **fields)
+    run.add(requests[0], spent, *requests[1:])
     run.finish()
-    assert (run.end(banned).finish_reason, run.end(banned).error_code) == ("error", "engine_failure")
+    assert run.tokens(spent) == tokens
+    assert (run.end(spent).finish_reason, run.end(spent).exhausted) == ("stop", True)
     assert outputs(run, requests) == undisturbed(tiny, 3)
+    again = make_request(5, 6, temperature=temperature, output=tokens, **fields)
+    assert run_one(tiny, again).exhausted, "a take-over ends there too"
+
+
+def run_one(tiny: LoadedModel, request: Request) -> TokenEvent:
+    run = EngineRun(engine_for(tiny))
+    run.add(request)
+    return run.finish().end(request)
 
 
 @pytest.mark.parametrize(

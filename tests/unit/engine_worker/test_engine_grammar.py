@@ -46,6 +46,9 @@ class Maker:
         matcher = None if spec is None else self._grammars.matcher(spec)
         return Request(name, [5, 6, 7, len(name)], matcher=matcher, **(base | fields))
 
+    def bytes_of(self, token: int) -> bytes:
+        return self._table.bytes_of(token)
+
     def text(self, tokens: list[int]) -> str:
         return b"".join(self._table.bytes_of(token) for token in tokens if token not in self.eos).decode()
 
@@ -105,21 +108,37 @@ def test_min_tokens_holds_while_something_else_can_follow(tiny: LoadedModel, mak
     assert len(finished(tiny, request).tokens(request)) >= 20
 
 
-def test_a_request_without_any_possible_token_fails_alone(tiny: LoadedModel, maker: Maker) -> None:
-    bans = dict.fromkeys(range(tiny.config.vocab_size), -100.0)
-    hopeless = maker.request("hopeless", sampling=replace(SAMPLED, logit_bias=bans))
-    fine, free = maker.request("fine"), maker.request("free", spec=None)
-    run = finished(tiny, hopeless, fine, free)
-    assert run.end(hopeless).finish_reason == "error"
-    assert run.end(fine).finish_reason == "stop"
-    assert run.end(free).finish_reason in ("stop", "length")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": dict.fromkeys(range(320), -100.0)},
+        {"allowed_token_ids": (0,)},
+        {"bad_words": tuple((token,) for token in range(320))},
+    ],
+)
+def test_the_grammar_wins_over_fields_that_leave_nothing_of_it(
+    tiny: LoadedModel, maker: Maker, fields: dict[str, Any]
+) -> None:
+    """With the model's own choice among what the grammar allows: the same answer as without those fields."""
+    bound, plain = maker.request("bound", sampling=replace(SAMPLED, **fields)), maker.request("plain")
+    run = finished(tiny, bound, plain, maker.request("free", spec=None))
+    assert run.end(bound).finish_reason == run.end(plain).finish_reason == "stop"
+    jsonschema.validate(json.loads(maker.text(run.tokens(bound))), SCHEMA)
+    assert run.tokens(bound) == run.tokens(plain)
+
+
+def test_bans_hold_where_the_grammar_leaves_a_choice(tiny: LoadedModel, maker: Maker) -> None:
+    digits = {token: -100.0 for token in range(320) if b"7" in maker.bytes_of(token)}
+    request = maker.request(spec=GrammarSpec("regex", "[67]{8}"), sampling=replace(SAMPLED, logit_bias=digits))
+    assert maker.text(finished(tiny, request).tokens(request)) == "66666666"
 
 
 def test_logged_tokens_that_break_the_grammar_are_an_error_and_never_go_on_blindly(
     tiny: LoadedModel, maker: Maker
 ) -> None:
     request = maker.request(output_token_ids=[9, 9, 9])
-    assert finished(tiny, request).end(request).finish_reason == "error"
+    end = finished(tiny, request).end(request)
+    assert (end.finish_reason, end.error_code) == ("error", "invalid_value")
 
 
 def test_logprobs_are_the_models_own(tiny: LoadedModel, maker: Maker) -> None:

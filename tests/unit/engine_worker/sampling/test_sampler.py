@@ -104,7 +104,7 @@ def test_sm_06_a_row_without_any_possible_token_says_so_and_others_go_on(bias: f
     rows = [make_row(request_id=str(i), temperature=temperature) for i in range(4)]
     banned = make_row(request_id="2", temperature=temperature, logit_bias=dict.fromkeys(range(VOCAB), bias))
     results = sample(logits, *rows[:2], banned, rows[3])
-    assert results[2].token_id is None
+    assert (results[2].token_id, results[2].exhausted) == (None, True)
     expected = [s.token_id for s in sample(logits, *rows)]
     assert [results[i].token_id for i in (0, 1, 3)] == [expected[i] for i in (0, 1, 3)]
 
@@ -115,6 +115,7 @@ def test_sm_06_logits_that_are_not_finite_end_their_own_row_only(broken: float) 
     logits[1, 100] = broken
     results = sample(logits, *[make_row(request_id=str(i), temperature=1.0, top_p=0.9, logprobs=1) for i in range(3)])
     assert [result.token_id is None for result in results] == [False, True, False]
+    assert not any(result.exhausted for result in results), "the model is to blame, not the request"
     assert results[1].logprobs is None
     assert results[0].logprobs is not None
 
