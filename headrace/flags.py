@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from shared.simulation import parse_simulation
+
 __all__ = ["API", "COMMON", "REDIS_URL", "WORKER", "Flag", "takes"]
 
-_SIZE = re.compile(r"\d+(\.\d+)?\s*([KMGT](i?B)?)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SMALLEST_CACHE = 1 << 16
+_CREDENTIALS = re.compile(r"//[^/@]*@")
 _NAME = re.compile(r"[\w./:@+-]+")
 
 
@@ -74,7 +81,7 @@ class Flag:
             return None
         return f"{self.low:g}{joint}{self.high:.9g}" if self.high is not None else f"{self.low:g}{joint}".strip()
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, context: typer.Context, value: Any) -> Any:
         """typer's callback: the value, if it may be used."""
         if value is None:
             return None
@@ -82,8 +89,17 @@ class Flag:
         if self.low is not None and not self.low <= value <= (math.inf if self.high is None else self.high):
             allowed = f"a number from {self._range(' to ')}" if self.high is not None else f"{self.low:g} or more"
         if allowed:
-            raise typer.BadParameter(f"{value!r} is not allowed: {allowed}.")
+            shown = _CREDENTIALS.sub("//***@", value) if isinstance(value, str) else value
+            raise typer.BadParameter(f"{shown!r} is not allowed: {allowed}.", param_hint=self._given_as(context))
         return value
+
+    def _given_as(self, context: typer.Context) -> str:
+        """What the person wrote it as: the flag, or the variable that held the value."""
+        source = context.get_parameter_source(self.field)
+        if source is not None and source.name == "COMMANDLINE":
+            return f"'{self.option}'"
+        held = [name for name in self.envs or (self.env,) if os.environ.get(name)]
+        return f"'{held[0]}' (the variable of {self.option})" if held else f"'{self.option}'"
 
 
 def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -106,11 +122,18 @@ def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _size(value: str) -> str | None:
-    return (
-        None
-        if _SIZE.fullmatch(value.strip())
-        else "a number of bytes, with K, M or G if you like (1G, 512M, 1073741824)"
-    )
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        return "a number of bytes, with K, M or G if you like (1G, 512M, 1073741824)"
+    return None if float(match[1]) * _UNITS[match[2].upper()] >= _SMALLEST_CACHE else "64K or more"
+
+
+def _key_file(value: str) -> str | None:
+    try:
+        return None if Path(value).read_text(encoding="utf-8").split() else "a file with at least one key"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        return f"a file that can be read ({reason})"
 
 
 def _redis_url(value: str) -> str | None:
@@ -120,6 +143,14 @@ def _redis_url(value: str) -> str | None:
 
 def _name(value: str) -> str | None:
     return None if _NAME.fullmatch(value) else "letters, digits and . _ / : @ + -"
+
+
+def _simulation(value: str) -> str | None:
+    try:
+        parse_simulation(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _root_path(value: str) -> str | None:
@@ -165,6 +196,16 @@ WORKER = (
     Flag("enable_prefix_caching", bool, "Share the KV cache of equal prompt beginnings.", "on"),
     Flag("threads", int, "Threads of the engine; 0 = one per core.", "0", 0, 1024),
     Flag("device", Literal["auto", "cpu", "cuda"], "Where the model runs.", "auto"),
+    Flag(
+        "simulate",
+        str,
+        "Say made-up tokens at this pace instead of running a model: tokens_per_s=N (all streams together), "
+        "stream_tokens_per_s=N, ttft_ms=N, answer_tokens=N, seed=N, separated by commas. For load tests; needs no "
+        "weights and no torch.",
+        "off",
+        check=_simulation,
+        panel="Process",
+    ),
     Flag("worker_id", str, "Name of this worker in the queue.", "host-pid-random", check=_name, panel=_QUEUE),
     Flag(
         "lease_ms",
@@ -214,7 +255,7 @@ API = (
         "none",
         panel=_API,
     ),
-    Flag("api_key_file", str, "File with one key a line.", "none", panel=_API),
+    Flag("api_key_file", str, "File with one key a line.", "none", check=_key_file, panel=_API),
     Flag("max_body_bytes", int, "Largest request body, in bytes.", "8388608", 1024, panel=_API),
     Flag("max_streams", int, "Streams this pod carries at the same time.", "1024", 1, panel=_API),
     Flag("seed", int, "Seed of requests that bring none.", "a random one each", 0, panel=_API),

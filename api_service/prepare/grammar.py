@@ -26,6 +26,12 @@ __all__ = ["check_grammar", "choice_pattern", "json_schema_spec", "output_gramma
 _MAX_CHOICES = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OBJECT = {"type": "object"}
+_FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema", "schema", "strict"),
+}
+"""What may stand beside `response_format.type`."""
 
 Found = tuple[str, GrammarSpec]
 """The field that asked, and what it asked for."""
@@ -101,24 +107,40 @@ def _walk(schema: dict[str, Any]) -> None:
 
 def _response_format(given: Mapping[str, Any] | None) -> Found | None:
     """OpenAI's field. The schema may also stand beside `type` without its wrapper, as llama.cpp has it."""
-    kind = None if given is None else given.get("type")
-    if given is None or kind == "text":
+    if given is None:
         return None
-    if kind == "json_object":
-        param = "response_format.schema"
-        return param, json_schema_spec(_OBJECT if given.get("schema") is None else given["schema"], param)
-    if kind != "json_schema":
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         why = "'response_format.type' must be 'text', 'json_object' or 'json_schema'."
         raise InvalidRequest(why, param="response_format.type")
+    _check_beside(given, kind)
+    if kind == "text":
+        return None
+    schema = given.get("schema")
+    if kind == "json_object":
+        return "response_format.schema", json_schema_spec(
+            _OBJECT if schema is None else schema, "response_format.schema"
+        )
     wrapper = given.get("json_schema")
-    if wrapper is None and given.get("schema") is not None:
-        return "response_format.schema", json_schema_spec(given["schema"], "response_format.schema")
+    if wrapper is None and schema is not None:
+        return "response_format.schema", json_schema_spec(schema, "response_format.schema")
     if not isinstance(wrapper, dict):
         param = "response_format.json_schema"
         raise InvalidRequest(f"'{param}' must be an object with 'name' and 'schema'.", param=param)
     _check_wrapper(wrapper)
     param = "response_format.json_schema.schema"
     return param, json_schema_spec(wrapper.get("schema"), param)
+
+
+def _check_beside(given: Mapping[str, Any], kind: str) -> None:
+    """Nothing that would be dropped: a schema beside the wrong type, two schemas, a misspelt key."""
+    for name, value in given.items():
+        if name != "type" and name not in _FORMAT_FIELDS[kind] and value is not None:
+            param = f"response_format.{name[:64]}"
+            raise InvalidRequest(f"'{param}' has no meaning with the type '{kind}'.", param=param)
+    if given.get("json_schema") is not None and given.get("schema") is not None:
+        why = "'response_format.json_schema' and 'response_format.schema' cannot both be given."
+        raise InvalidRequest(why, param="response_format.schema")
 
 
 def _check_wrapper(wrapper: Mapping[str, Any]) -> None:
@@ -139,7 +161,12 @@ def _structured(body: GenerationBody) -> list[Found | None]:
             param = f"structured_outputs.{name}"
             raise InvalidRequest(f"'{param}' is not supported here.", param=param)
         given[f"structured_outputs.{name}"] = value
-    return [_read(param, value) for param, value in given.items() if value is not None]
+    found = [_read(param, value) for param, value in given.items() if value is not None]
+    asks = any(item is not None and item[0].startswith("structured_outputs.") for item in found)
+    if body.structured_outputs is not None and not asks:
+        names = ", ".join(f"'{name}'" for name in _READERS)
+        raise InvalidRequest(f"'structured_outputs' must name one of {names}.", param="structured_outputs")
+    return found
 
 
 def _read(param: str, value: object) -> Found | None:

@@ -113,6 +113,30 @@ def test_contradictions_and_wrong_types_are_refused(fields: dict[str, Any]) -> N
         grammar(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "text", "schema": {"type": "integer"}}}, "response_format.schema"),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "shema": {}}}, "response_format.shema"),
+        (
+            {"response_format": {**wrapped({"type": "integer"}), "schema": {"type": "string"}}},
+            "response_format.schema",
+        ),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": ["text"]}}, "response_format.type"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json": None, "json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {}, "guided_regex": "a"}, "structured_outputs"),
+    ],
+)
+def test_nothing_is_accepted_without_effect(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(**fields)
+    assert caught.value.param == param
+
+
 def test_choices_match_literally() -> None:
     texts = ["a b", "x.y*", "é\n\"'", "(", "日本 🫠", "0"]
     pattern = re.sub(r"\\x\{([0-9A-F]+)\}", lambda match: re.escape(chr(int(match[1], 16))), choice_pattern(texts))

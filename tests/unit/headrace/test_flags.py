@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,9 @@ def test_redis_url_is_read_from_both_variables_and_a_flag_wins() -> None:
         ("--dtype", "int4", "bfloat16"),
         ("--kv-cache-memory", "lots", "with K, M or G"),
         ("--kv-cache-memory", "-1G", "with K, M or G"),
+        ("--kv-cache-memory", "1", "64K or more"),
+        ("--kv-cache-memory", "63K", "64K or more"),
+        ("--api-key-file", "/no/such/file", "can be read (No such file"),
         ("--redis-url", "http://here", "redis://HOST:PORT/DB"),
         ("--served-model-name", "a b", "letters, digits"),
         ("--root-path", "llm/", "a path such as /llm"),
@@ -113,10 +117,40 @@ def test_a_bad_value_names_the_flag_and_what_is_allowed(flag: str, value: str, a
     assert allowed in output
 
 
-def test_a_bad_value_in_a_variable_names_the_variable() -> None:
-    code, _, output = run(env={"HEADRACE_BLOCK_SIZE": "0"})
+@pytest.mark.parametrize(
+    ("variable", "value", "flag"),
+    [
+        ("HEADRACE_BLOCK_SIZE", "0", "--block-size"),
+        ("HEADRACE_KV_CACHE_MEMORY", "1", "--kv-cache-memory"),
+        ("REDIS_URL", "here", "--redis-url"),
+        ("HEADRACE_REDIS_URL", "http://here", "--redis-url"),
+    ],
+)
+def test_a_bad_value_in_a_variable_names_that_variable(variable: str, value: str, flag: str) -> None:
+    code, _, output = run(env={variable: value})
     assert code == 2
-    assert "HEADRACE_BLOCK_SIZE" in output
+    assert f"Invalid value for '{variable}' (the variable of {flag})" in output
+
+
+def test_a_flag_is_blamed_for_its_own_value_though_the_variable_is_set() -> None:
+    code, _, output = run("--redis-url", "here", env={"REDIS_URL": "redis://one:1/0"})
+    assert code == 2
+    assert "Invalid value for '--redis-url'" in output
+
+
+def test_a_refused_url_is_shown_without_its_password() -> None:
+    output = run("--redis-url", "http://me:secret@here")[2]
+    assert "http://***@here" in output
+    assert "secret" not in output
+
+
+def test_the_smallest_cache_is_the_programs_own(tmp_path: Path) -> None:
+    least = bounds(WorkerSettings, "kv_cache_memory")["ge"]
+    assert run(f"--kv-cache-memory={least}")[0] == 0
+    assert run(f"--kv-cache-memory={least - 1}")[0] == 2
+    empty = tmp_path / "keys"
+    empty.write_text("\n")
+    assert "at least one key" in run("--api-key-file", str(empty))[2]
 
 
 def test_help_shows_flag_variable_and_default_of_each() -> None:
