@@ -11,31 +11,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from engine_worker.faults import Faults
-from engine_worker.request import FinishReason, Klass, Request, TokenEvent
+from engine_worker.interface import SteppingEngine
+from engine_worker.request import Klass, Request, TokenEvent
 
-__all__ = ["EngineLoop", "SteppingEngine"]
+__all__ = ["EngineLoop"]
 
 _T = TypeVar("_T")
 _MAX_UNDELIVERED = 64
 """Steps whose events may wait for the asyncio thread before the engine waits for it."""
-
-
-class SteppingEngine(Protocol):
-    """What the loop needs of an Engine; all but `step` may be called from any thread."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def add(self, request: Request) -> None: ...
-
-    def abort(self, request_id: str, reason: FinishReason) -> None: ...
-
-    def free_seats(self, klass: Klass) -> int: ...
-
-    def step(self) -> list[TokenEvent]: ...
 
 
 class EngineLoop:

@@ -7,7 +7,6 @@ with a message for the operator.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import structlog
 import torch
@@ -19,26 +18,16 @@ from engine_worker.models.base import LoadedModel
 from engine_worker.models.loading.loader import load
 from engine_worker.request import Request
 from engine_worker.settings import WorkerSettings
+from engine_worker.warm import WarmEngine
 from shared.grammars.compiler import GrammarCompiler
 from shared.messages import ModelCard
 from shared.params import SamplingParams
 from shared.registry import blob_id
 from shared.text.token_bytes import TokenBytes
 
-__all__ = ["WarmEngine", "load_engine", "make_engine"]
+__all__ = ["load_engine", "make_engine"]
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WarmEngine:
-    """An engine that has run its first steps, and the card that offers its model."""
-
-    engine: Engine
-    loaded: LoadedModel
-    card: ModelCard
-    grammars: GrammarCompiler | None
-    """None: the model, or this installation, has no structured output."""
 
 
 def load_engine(settings: WorkerSettings) -> WarmEngine:
@@ -71,7 +60,8 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
         ),
     )
     _warm_up(engine)
-    return WarmEngine(engine, loaded, _model_card(settings, loaded, engine), _grammars(loaded))
+    card = _model_card(settings, loaded, engine)
+    return WarmEngine(engine, card, loaded.tokenizer_json, loaded.chat_template, _grammars(loaded))
 
 
 def _grammars(loaded: LoadedModel) -> GrammarCompiler | None:

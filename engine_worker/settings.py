@@ -15,6 +15,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Valid
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.keys import RETENTION_MS
+from shared.simulation import parse_simulation
 
 __all__ = ["SettingsError", "WorkerSettings", "read_settings"]
 
@@ -36,6 +37,12 @@ def _parse_size(value: object) -> object:
 def _check_redis_url(value: str) -> str:
     if not value.startswith(_REDIS_SCHEMES):
         raise ValueError(f"must begin with {', '.join(_REDIS_SCHEMES)}")
+    return value
+
+
+def _check_simulation(value: str) -> str:
+    if value:
+        parse_simulation(value)
     return value
 
 
@@ -83,6 +90,8 @@ class WorkerSettings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     enable_prefix_caching: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    simulate: Annotated[str, AfterValidator(_check_simulation)] = ""
+    """Pace of made-up tokens instead of a model, see shared/simulation.py; "" runs the model."""
     fault: str = ""
     """A fault for tests, see docs/testing.md; "" in production."""
 

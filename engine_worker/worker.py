@@ -20,17 +20,18 @@ from redis.asyncio import Redis
 
 from engine_worker.control import listen
 from engine_worker.engine_loop import EngineLoop
+from engine_worker.engines import load_engine
 from engine_worker.errors import LoadError
 from engine_worker.faults import Faults
 from engine_worker.heartbeat import Heartbeat, Offer
 from engine_worker.intake import Intake
 from engine_worker.lease import Lease
-from engine_worker.loading import WarmEngine, load_engine
 from engine_worker.outbox import Outbox
 from engine_worker.process import cancel_all, catch_signals, close_quietly, in_thread, until, wait_for_redis
 from engine_worker.settings import WorkerSettings
 from engine_worker.validation import ServedModel
 from engine_worker.waiting import REDIS_TROUBLE, Backoff
+from engine_worker.warm import WarmEngine
 from shared.channel import Subscriber
 from shared.claims import ClaimQueue
 from shared.connections import UnfitServer, blocking_client, command_client
@@ -115,9 +116,9 @@ class Worker:
         stack.push_async_callback(self._subscriber.close)
         served = ServedModel(
             name=warm.card.name,
-            token_bytes=TokenBytes.from_tokenizer_json(warm.loaded.tokenizer_json),
+            token_bytes=TokenBytes.from_tokenizer_json(warm.tokenizer_json),
             max_request_tokens=warm.engine.max_request_tokens(),
-            eos_token_ids=warm.loaded.eos_token_ids,
+            eos_token_ids=warm.card.eos_token_ids,
             grammars=warm.grammars,
         )
         freed = asyncio.Event()
@@ -195,8 +196,8 @@ class Worker:
             card = msgspec.structs.replace(card, created=known.created)
             if known.fingerprint != card.fingerprint:
                 log.warning("another worker serves different weights under this name", model=card.name)
-        loaded = self._warm.loaded
-        self._heartbeat.ready(Offer(card, loaded.tokenizer_json, loaded.chat_template), self._fill_card)
+        offer = Offer(card, self._warm.tokenizer_json, self._warm.chat_template)
+        self._heartbeat.ready(offer, self._fill_card)
 
     def _fill_card(self, card: WorkerCard) -> WorkerCard:
         stats = self._warm.engine.stats()

@@ -117,7 +117,7 @@ def serve_command(
     ] = None,
 ) -> None:
     """Serve a model: Redis (embedded unless you name one), workers and the API, until Ctrl-C."""
-    for needs, extra in (("torch", "worker"), ("fastapi", "api")):
+    for needs, extra in (_worker_needs(settings), ("fastapi", "api")):
         if importlib.util.find_spec(needs) is None:
             _fail(f"{needs} is not installed. Install it with: pip install 'headrace[{extra}]'")
     raise typer.Exit(serve.run(serve.Plan({**settings, "HEADRACE_MODEL": model}, workers, data_dir)))
@@ -134,7 +134,13 @@ def api_command(settings: dict[str, str]) -> None:
 @takes(*COMMON, *WORKER)
 def worker_command(settings: dict[str, str], model: Model = "") -> None:
     """Run one engine worker against a Redis."""
-    _run_program("engine_worker", "worker", "torch", {**settings, "HEADRACE_MODEL": model})
+    needs, extra = _worker_needs(settings)
+    _run_program("engine_worker", extra, needs, {**settings, "HEADRACE_MODEL": model})
+
+
+def _worker_needs(settings: dict[str, str]) -> tuple[str, str]:
+    """A module that a worker cannot do without, and the extra that brings it."""
+    return ("numpy", "api") if settings.get("HEADRACE_SIMULATE") else ("torch", "worker")
 
 
 @app.command("chat")
