@@ -112,9 +112,7 @@ def main() -> None:
                     whole.append(asyncio.run(served(server, concurrency, seed)))
                 a, b = percentile(bare, 0.5), percentile(whole, 0.5)
                 if concurrency:
-                    print(
-                        f"{concurrency} at once: engine {a:.1f}, server {b:.1f} tokens/s: {100 * (1 - b / a):.1f} % less"
-                    )
+                    print(f"{concurrency} at once: engine {a:.1f}, server {b:.1f} tokens/s, {1 - b / a:.1%} less")
                 else:
                     print(f"first token: engine {1e3 * a:.2f}, server {1e3 * b:.2f} ms: {1e3 * (b - a):.2f} ms more")
                 sys.stdout.flush()
