@@ -16,6 +16,7 @@ import structlog
 from redis.asyncio import Redis
 
 from api_service.prepare.model import ServedModel, Vocabulary
+from api_service.reachability import UNREACHABLE, Reachability
 from shared.connections import REDIS_DOWN
 from shared.errors import HeadraceError, ModelNotFound, Overloaded, RedisUnavailable
 from shared.messages import ModelCard, WorkerCard
@@ -57,9 +58,12 @@ def _hangs(card: WorkerCard) -> bool:
 class RegistryView:
     """Owns the refresh task and the cache of tokenizers. start() before use, close() at the end."""
 
-    def __init__(self, redis: Redis, queue: RequestQueue, shards: int, tool_parser: str = "auto") -> None:
+    def __init__(
+        self, redis: Redis, queue: RequestQueue, reachability: Reachability, shards: int, tool_parser: str = "auto"
+    ) -> None:
         self._redis = redis
         self._queue = queue
+        self._reachability = reachability
         self._shards = shards
         self._tool_parser = tool_parser
         self._seen: dict[str, tuple[float, ModelCard]] = {}
@@ -106,16 +110,23 @@ class RegistryView:
             self._vocabularies[sha] = task
             while len(self._vocabularies) > _MAX_VOCABULARIES:
                 self._vocabularies.pop(next(iter(self._vocabularies)))
-        return await asyncio.shield(task)
+        return await self._reachability.answer(task)
 
     async def refresh(self) -> None:
-        """A snapshot not older than MISS_REFRESH_S. The reads run in a task of their own, whoever stops waiting."""
+        """A snapshot not older than MISS_REFRESH_S. The reads run in a task of their own, whoever stops waiting.
+
+        Raises RedisUnavailable while Redis is away.
+        """
         if self._refreshing is None and time.monotonic() - self._refreshed_at < MISS_REFRESH_S:
             return
+        await self._reachability.answer(self._refresh_task())
+
+    def _refresh_task(self) -> asyncio.Task[None]:
+        """The refresh under way, or a new one."""
         if self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh(), name="registry refresh")
             self._refreshing.add_done_callback(self._refresh_done)
-        await asyncio.shield(self._refreshing)
+        return self._refreshing
 
     def _refresh_done(self, _: object) -> None:
         self._refreshing = None
@@ -123,7 +134,7 @@ class RegistryView:
     def unknown(self, name: str) -> HeadraceError:
         """Why there is no model of this name now."""
         if not self.snapshot.redis_ok:
-            return RedisUnavailable("The queue cannot be reached at the moment. Try again.", retry_after=1.0)
+            return RedisUnavailable(UNREACHABLE, retry_after=1.0)
         if name in self._seen:
             return Overloaded(f"No worker serves the model '{name[:200]}' at the moment.", retry_after=5.0)
         served = ", ".join(f"'{known}'" for known in sorted(self.snapshot.models)[:20]) or "none"
@@ -142,15 +153,15 @@ class RegistryView:
         try:
             return await load_blob(self._redis, sha)
         except REDIS_DOWN as error:
-            raise RedisUnavailable("The queue cannot be reached at the moment. Try again.", retry_after=1.0) from error
+            raise RedisUnavailable(UNREACHABLE, retry_after=1.0) from error
 
     async def _detached(self, work: Coroutine[Any, Any, bytes]) -> bytes:
         """Finishes the read even when the handler that wants it is cancelled: half-read connections are poison."""
-        return await asyncio.shield(asyncio.create_task(work))
+        return await self._reachability.answer(asyncio.create_task(work))
 
     async def _keep_fresh(self) -> None:
         while True:
-            await self.refresh()
+            await asyncio.wait([self._refresh_task()])
             await asyncio.sleep(REFRESH_S)
 
     async def _refresh(self) -> None:

@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from api_service.follower import Follower
 from api_service.metrics import Metrics
+from api_service.reachability import Reachability
 from api_service.retries import RetryKey, earlier_request
 from api_service.settings import Settings
 from api_service.stream import Stream
@@ -42,11 +43,11 @@ from shared.queue import RequestQueue, RequestState
 __all__ = ["Relay"]
 
 ACCEPT_TIMEOUT_S = 8.0
-"""A request that Redis has not accepted by then is refused (and cancelled, should it have arrived after all)."""
+"""A request that Redis has not accepted by then is refused (and cancelled, should it have arrived after all), even if
+Redis answers others. Once it answers nobody, `Reachability` ends the waiting much sooner."""
 CANCEL_RETRY_S = 60.0
 _CLOSE_S = 1.0
 _ABANDON = "abandon"
-_UNREACHABLE = "The queue cannot be reached at the moment. Try again."
 
 _T = TypeVar("_T")
 log = structlog.get_logger(__name__)
@@ -56,11 +57,18 @@ class Relay:
     """All streams of this pod. One event loop."""
 
     def __init__(
-        self, queue: RequestQueue, redis: Redis, subscriber: Subscriber, metrics: Metrics, settings: Settings
+        self,
+        queue: RequestQueue,
+        redis: Redis,
+        subscriber: Subscriber,
+        reachability: Reachability,
+        metrics: Metrics,
+        settings: Settings,
     ) -> None:
         self._queue = queue
         self._redis = redis
         self._subscriber = subscriber
+        self._reachability = reachability
         self._metrics = metrics
         self._max_waiting = max(1, settings.max_queue_requests // settings.shards)
         self._max_waiting_tokens = max(1, settings.max_queue_tokens // settings.shards)
@@ -82,6 +90,7 @@ class Relay:
         """
         if self._leaving:
             raise Overloaded("This server is shutting down. Send the request again.", retry_after=1.0)
+        self._reachability.check()
         stream, accepted = Stream(request, owned=True), _promise()
         self._run_stream(stream, self._submit(stream, retry, deadline_s, accepted), accepted)
         return await self._confirmed(stream, accepted)
@@ -92,7 +101,7 @@ class Relay:
         try:
             state = await self.detached(self._queue.state(rid))
         except REDIS_DOWN as error:
-            raise RedisUnavailable(_UNREACHABLE, retry_after=1.0) from error
+            raise self._reachability.error() from error
         if state is None:
             raise StreamExpired("This stream has ended and is no longer kept.")
         if state.tenant != tenant:
@@ -136,8 +145,11 @@ class Relay:
             await asyncio.wait(tasks, timeout=_CLOSE_S)
 
     async def detached(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Awaits a Redis call that runs to its end even if the awaiting handler is cancelled."""
-        return await asyncio.shield(self._spawn(work))
+        """Awaits a Redis call that runs to its end even if the awaiting handler is cancelled.
+
+        Raises RedisUnavailable once Redis is known to be away, and what the call raises.
+        """
+        return await self._reachability.answer(self._spawn(work))
 
     def _spawn(self, work: Coroutine[Any, Any, _T], name: str = "relay") -> asyncio.Task[_T]:
         task = asyncio.create_task(work, name=name)
@@ -170,6 +182,9 @@ class Relay:
         request = stream.request
         for _ in range(3):
             async with self._listen(request.rid) as feed:
+                if stream.left and not request.grace_ms:  # refused before Redis knew of it
+                    stream.close()
+                    return
                 earlier = await self._queue_up(request, retry)
                 if earlier is None:
                     accepted.set_result(None)
@@ -207,18 +222,18 @@ class Relay:
                 await self._redis.set(trace, request.rid, px=retry.ttl_ms)
         except REDIS_DOWN as error:
             self._spawn(self._cancel(request.rid), _ABANDON)  # its reply may be all that was lost
-            raise RedisUnavailable(_UNREACHABLE, retry_after=1.0) from error
+            raise self._reachability.error() from error
         return None
 
     async def _confirmed(self, stream: Stream, confirmed: asyncio.Future[None]) -> Stream:
         """The stream, once its task has said so; who gives up waiting has left it."""
         try:
             async with asyncio.timeout(ACCEPT_TIMEOUT_S):
-                await asyncio.shield(confirmed)
+                await self._reachability.answer(confirmed)
         except TimeoutError:
             self.leave(stream)
-            raise RedisUnavailable(_UNREACHABLE, retry_after=1.0) from None
-        except asyncio.CancelledError:
+            raise self._reachability.error() from None
+        except (asyncio.CancelledError, RedisUnavailable):
             self.leave(stream)
             raise
         return stream
@@ -282,7 +297,4 @@ def _goes_on_elsewhere(rid: str) -> PodDraining:
 
 
 def _promise() -> asyncio.Future[None]:
-    """A future whose exception need not be looked at."""
-    promise: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    promise.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return promise
+    return asyncio.get_running_loop().create_future()

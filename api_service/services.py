@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 from api_service.admission import Admission
 from api_service.delivery import Pulse
 from api_service.metrics import Metrics
+from api_service.reachability import Reachability
 from api_service.registry_view import RegistryView
 from api_service.relay import Relay
 from api_service.settings import Settings
@@ -38,15 +39,19 @@ class Services:
         self.redis = command_client(settings.redis_url)
         self.queue = RequestQueue(self.redis, retention_ms=settings.retention_ms)
         self.subscriber = Subscriber(settings.redis_url)
-        self.registry = RegistryView(self.redis, self.queue, settings.shards, settings.tool_call_parser)
+        self.reachability = Reachability(settings.redis_url)
+        self.registry = RegistryView(
+            self.redis, self.queue, self.reachability, settings.shards, settings.tool_call_parser
+        )
         self.metrics = Metrics(lambda: self.registry.snapshot)
-        self.relay = Relay(self.queue, self.redis, self.subscriber, self.metrics, settings)
+        self.relay = Relay(self.queue, self.redis, self.subscriber, self.reachability, self.metrics, settings)
         self.admission = Admission(settings.max_streams)
         self.pulse = Pulse(settings.keepalive_s)
         self.draining = False
         self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="prepare")
 
     async def open(self) -> None:
+        self.reachability.start()
         self.registry.start()
         self.pulse.start()
 
@@ -55,6 +60,7 @@ class Services:
         self.pulse.close()
         await self.relay.close()
         await self.registry.close()
+        await self.reachability.close()
         await self.subscriber.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         with suppress(*REDIS_DOWN):  # TimeoutError is an OSError and so among them

@@ -1,4 +1,4 @@
-"""The three kinds of Redis client, and what "Redis is not there now" means.
+"""The kinds of Redis client, and what "Redis is not there now" means.
 
 In: a URL. Out: asyncio clients that speak bytes (RESP2). Each kind exists because one client cannot serve all: commands
 want a time limit and retries, blocking reads neither, a subscription must never be repaired behind its owner's back.
@@ -29,6 +29,7 @@ __all__ = [
     "blocking_client",
     "check_server",
     "command_client",
+    "probing_client",
     "subscriber_client",
 ]
 
@@ -113,6 +114,11 @@ def blocking_client(url: str) -> Redis:
 
 def subscriber_client(url: str) -> Redis:
     """For one pub/sub connection: no read time limit and no retries, so that a loss is seen and the log is read."""
+    return _bare_client(url)
+
+
+def probing_client(url: str) -> Redis:
+    """For PING alone, with its user's own time limit: no retries, so that an absence shows at once."""
     return _bare_client(url)
 
 

@@ -55,7 +55,7 @@ def _not_ready(services: Services) -> str | None:
     view = services.registry.snapshot
     if services.draining:
         return "this pod is shutting down"
-    if not view.redis_ok:
+    if services.reachability.away or not view.redis_ok:
         return "redis cannot be reached"
     serving = view.serving()
     if not serving:

@@ -40,8 +40,8 @@ QUEUE = queue_key(0, "tiny", "interactive")
 WORKER_DRAIN_S, POD_DRAIN_S = 2.0, 1.0
 EXIT_MARGIN_S = 3.0
 """Connections are closed with a time limit each, and the interpreter ends, on a busy machine."""
-ACCEPT_S = 12.0
-"""A pod refuses what Redis has not accepted within 8 s; a busy machine gets some more."""
+REFUSED_S = 2.5
+"""A pod says no when Redis has been silent for a second; a probe takes another one, a busy machine some more."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ async def refused(url: str) -> float:
     """A new request hears 503 and when to come again; the seconds that took."""
     began = time.monotonic()
     body = {"model": "tiny", "prompt": "new", "max_tokens": 1}
-    async with httpx.AsyncClient(timeout=ACCEPT_S, trust_env=False, verify=False) as client:
+    async with httpx.AsyncClient(timeout=20, trust_env=False, verify=False) as client:
         answer = await client.post(f"{url}/v1/completions", json=body)
     assert answer.status_code == 503, answer.text
     assert 1 <= int(answer.headers["retry-after"]) <= 60
@@ -196,22 +196,39 @@ async def test_a_full_instance_is_a_pause_and_a_503(scene: Scene, oracle: Oracle
     await accepted(scene, 10)
 
 
-async def test_a_frozen_redis_is_a_pause_and_a_503(scene: Scene, oracle: Oracle) -> None:
+async def test_a_frozen_redis_is_a_pause_and_a_503(scene: Scene, oracle: Oracle, patience: float) -> None:
     async with streaming(scene, await oracle.expected(STREAMS, TOKENS)):
         scene.server.freeze()
+        began = time.monotonic()
         try:
             took = await asyncio.gather(*map(refused, scene.urls))
+            await eventually(lambda: time.monotonic() - began > LEASE_S, LEASE_S + 5, what="every lease has run out")
         finally:
             scene.server.thaw()
-    assert min(took) > LEASE_S, "longer than every lease"
+    assert max(took) < REFUSED_S * patience
     await accepted(scene, 10)
 
 
-async def test_rd_29_a_redis_that_dies_and_comes_back_is_a_pause_and_a_503(scene: Scene, oracle: Oracle) -> None:
+async def test_rd_29_a_redis_that_dies_and_comes_back_is_a_pause_and_a_503(
+    scene: Scene, oracle: Oracle, patience: float
+) -> None:
     async with streaming(scene, await oracle.expected(STREAMS, TOKENS)):
         scene.server.kill()
-        await asyncio.gather(*map(refused, scene.urls))
+        for _ in range(2):  # the second time the pods know already
+            took = await asyncio.gather(*map(refused, scene.urls))
+            assert max(took) < REFUSED_S * patience
         scene.server.start()
+
+
+async def test_a_restart_of_redis_that_is_over_soon_refuses_nobody(scene: Scene, oracle: Oracle) -> None:
+    """Neither running streams nor requests that come meanwhile."""
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)):
+        scene.server.kill()
+        newcomer = asyncio.create_task(accepted(scene, 20))
+        answered, _ = await asyncio.wait([newcomer], timeout=0.3)
+        assert not answered
+        scene.server.start()
+        await newcomer
     await accepted(scene, 10)
 
 

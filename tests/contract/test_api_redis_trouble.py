@@ -6,6 +6,9 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
+from api_service import reachability, relay
 from shared.keys import queue_key
 from shared.messages import Delta, GenerateRequest
 from tests.support.api_pod import RawStream, chat_body, chunks_of, running_pod, texts_of
@@ -112,9 +115,14 @@ async def _all(stream: RawStream) -> list[dict[str, str]]:
     return [event async for event in stream]
 
 
+FOREVER_S = 1e6
+
+
 async def test_a_frozen_redis_is_a_503_within_seconds_and_a_pause_for_streams(
-    redis_url: str, redis_server: RedisServer
+    redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No limit of the request's own ends the wait: the pod knows that nobody is answered."""
+    monkeypatch.setattr(relay, "ACCEPT_TIMEOUT_S", FOREVER_S)
     async with (
         ScriptedWorker(redis_url, words, gated=True) as worker,
         running_pod(redis_url) as pod,
@@ -125,10 +133,35 @@ async def test_a_frozen_redis_is_a_503_within_seconds_and_a_pause_for_streams(
         seen = [await anext(events) for _ in range(2)]
         redis_server.freeze()
         try:
-            refused = await pod.chat()
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "redis_unavailable")
+            for answer in await asyncio.gather(
+                pod.chat(),
+                pod.chat(deadline_ms=1000),
+                pod.client.get(f"/v1/streams/{seen[0]['id'].partition(':')[0]}"),
+            ):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_unavailable")
+                assert 1 <= int(answer.headers["retry-after"]) <= 10
+            assert (await pod.client.get("/ready")).json()["reason"] == "redis cannot be reached"
+            monkeypatch.setattr(pod.services.relay, "_submit", None)  # now it is known: no try is made
+            assert [(await pod.chat(model=name)).status_code for name in ("tiny", "unknown")] == [503, 503]
+            assert (await pod.client.get("/v1/models")).status_code == 503
         finally:
+            monkeypatch.undo()
             redis_server.thaw()
         worker.allow_all()
         rest = [event async for event in events]
         assert texts_of(chunks_of([*seen, *rest])) == {0: WORDS}
+
+
+async def test_an_absence_that_is_short_only_delays_new_requests(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reachability, "PATIENCE_S", FOREVER_S)
+    monkeypatch.setattr(relay, "ACCEPT_TIMEOUT_S", FOREVER_S)
+    async with ScriptedWorker(own_redis.url, words), running_pod(own_redis.url) as pod:
+        assert (await pod.chat()).status_code == 200, "the pod has the tokenizer"
+        own_redis.kill()
+        await eventually(lambda: not pod.services.subscriber.connected)
+        waiting = asyncio.create_task(pod.chat())
+        await eventually(lambda: pod.services.relay.open_streams == 1, what="it waits")
+        own_redis.start()
+        assert (await waiting).status_code == 200
