@@ -17,6 +17,8 @@ from typing import Self
 
 import httpx
 
+from shared.errors import PodDraining, RedisUnavailable
+
 __all__ = ["ChatClient", "ChatError", "Event", "read_events"]
 
 FIRST_BACKOFF_S = 0.25
@@ -25,7 +27,7 @@ MAX_RECONNECTS = 8
 Stream = AbstractContextManager[httpx.Response]
 KEEP_RUNNING_S = "3"
 _AWAY = {httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE}
-_RESUMABLE = {"pod_draining", "redis_unavailable"}
+_RESUMABLE = {PodDraining.code, RedisUnavailable.code}
 _TIMEOUT = httpx.Timeout(connect=10, read=120, write=30, pool=10)
 
 

@@ -30,7 +30,7 @@ from api_service.schemas.common import Body, GenerationBody, QueuedBody
 from api_service.services import Services
 from api_service.stream import Stream
 from shared.connections import REDIS_DOWN
-from shared.errors import InvalidRequest, PodDraining, RedisUnavailable
+from shared.errors import InvalidRequest, Overloaded, PodDraining, RedisUnavailable
 from shared.keys import new_rid
 from shared.messages import GenerateRequest
 from shared.params import SamplingParams
@@ -153,9 +153,12 @@ async def _whole(
     try:
         finished = await collect(stream, answer, request.receive)
     except PodDraining:
-        if not resumable:  # nobody could find it again
-            services.relay.cancel(stream)
-        raise
+        if resumable:
+            why = "This server is shutting down. Send the request again with the same key: its answer goes on."
+            raise PodDraining(why, retry_after=1.0) from None
+        services.relay.cancel(stream)  # nobody could find it again
+        why = "This server is shutting down and the answer was not finished. Send the request again."
+        raise Overloaded(why, retry_after=1.0) from None
     finally:
         services.relay.leave(stream)
         permit.release()

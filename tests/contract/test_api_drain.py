@@ -76,9 +76,29 @@ async def test_a_whole_answer_cut_by_a_drain_is_a_503_and_cancelled(redis_url: s
         await eventually(lambda: len(worker.requests) == 1)
         pod.server.stop()
         response = await answer
-        assert (response.status_code, response.json()["error"]["code"]) == (503, "resume")
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (503, "overloaded")
+        assert "Send the request again" in error["message"]
+        assert "/v1/streams" not in error["message"], "nobody knows its id, and it is cancelled"
         assert response.headers["connection"] == "close"
+        assert response.headers["retry-after"] == "1"
         await eventually(lambda: len(worker.cancelled) == 1, what="nobody could have found it again")
+
+
+async def test_a_whole_answer_with_a_key_goes_on_when_it_is_asked_for_again(redis_url: str) -> None:
+    key = {"Idempotency-Key": "k1"}
+    async with ScriptedWorker(redis_url, words, gated=True) as worker, running_pod(redis_url) as other:
+        async with running_pod(redis_url, drain_timeout_s=0.2) as pod:
+            answer = asyncio.create_task(pod.client.post(CHAT, json=chat_body(), headers=key))
+            await eventually(lambda: len(worker.requests) == 1)
+            pod.server.stop()
+            error = (await answer).json()["error"]
+            assert error["code"] == "resume"
+            assert "same key" in error["message"]
+        worker.allow_all()
+        whole = await other.client.post(CHAT, json=chat_body(), headers=key)
+        assert whole.json()["choices"][0]["message"]["content"] == WORDS
+        assert (len(worker.requests), worker.cancelled) == (1, [])
 
 
 async def test_sh_04_sigterm_ends_the_process_with_ten_open_streams(redis_url: str, tmp_path: object) -> None:

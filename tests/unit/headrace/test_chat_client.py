@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace import chat_client
 from headrace.chat_client import ChatClient, ChatError, Event, read_events
+from shared.errors import PodDraining
 from tests.support.openai_stub import OpenAIStub
 
 WORDS = ["Ca", "fé ", "日本", "\u2028line ", "separator", " 🫠", " end"]
@@ -90,7 +91,7 @@ def test_a_server_that_is_not_there() -> None:
 
 def test_a_server_that_shuts_down_is_left_for_the_next() -> None:
     stub = OpenAIStub(WORDS, cuts=[3])
-    stub.farewell = {"message": "shutting down", "code": "pod_draining"}
+    stub.farewell = {"message": "shutting down", "code": PodDraining.code}
     assert answer(stub) == "".join(WORDS)
     assert stub.requests[-1][2]["Last-Event-ID"] == "r1:2"
 
