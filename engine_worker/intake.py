@@ -31,6 +31,9 @@ from shared.messages import decode_record
 __all__ = ["Intake"]
 
 _RECLAIM_S = 1.0
+"""Longest pause between two looks for what silent workers left; with short leases it is an eighth of the lease."""
+_ACQUIRE_AT_ONCE = 8
+"""Entries acquired before the first of them is started: a dead worker may have left hundreds."""
 _CLEAN_S = 60.0
 _ROOM_POLL_S = 0.5
 """Health and congestion have no event of their own."""
@@ -54,6 +57,7 @@ class Intake:
         *,
         freed: asyncio.Event,
         max_num_seqs: int,
+        lease_ms: int,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.queue_age_seconds = SecondsHistogram()
@@ -63,6 +67,7 @@ class Intake:
         self._lease = lease
         self._served = served
         self._slots = max_num_seqs
+        self._reclaim_s = min(_RECLAIM_S, lease_ms / 8000)
         self._freed = freed
         self._wake = {shard: asyncio.Event() for shard in queues}
         self._put_back = dict.fromkeys(queues, False)
@@ -91,7 +96,7 @@ class Intake:
         await self._persist("read", shard, self._read_once)
 
     async def reclaim(self, shard: int) -> None:
-        """Takes over what other workers left, for ever: every second, or at once after `wake`."""
+        """Takes over what other workers left, for ever: every second or more often, and at once after `wake`."""
         await self._persist("reclaim", shard, self._reclaim_once)
 
     async def clean(self, shard: int) -> None:
@@ -121,7 +126,7 @@ class Intake:
         await self._take(shard, await self._queues[shard].read(share))
 
     async def _reclaim_once(self, shard: int) -> None:
-        await wait_for_event(self._wake[shard], _RECLAIM_S)
+        await wait_for_event(self._wake[shard], self._reclaim_s)
         self._wake[shard].clear()
         await self._room()
         entries = await self._queues[shard].reclaim(self.free_slots)
@@ -145,11 +150,12 @@ class Intake:
             return
         refused: list[tuple[Claim, HeadraceError]] = []
         surplus: list[Claim] = []
-        for item in await self._queues[shard].acquire(entries):
-            if self.free_slots <= 0:
-                surplus.append(item.claim)
-            elif (error := self._start(item)) is not None:
-                refused.append((item.claim, error))
+        for first in range(0, len(entries), _ACQUIRE_AT_ONCE):
+            for item in await self._queues[shard].acquire(entries[first : first + _ACQUIRE_AT_ONCE]):
+                if self.free_slots <= 0:
+                    surplus.append(item.claim)
+                elif (error := self._start(item)) is not None:
+                    refused.append((item.claim, error))
         # From here on a cancellation (drain) must not lose what is placed nowhere yet.
         self._unplaced |= {claim.rid: (shard, claim) for claim in [*surplus, *(claim for claim, _ in refused)]}
         for claim, error in refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ __all__ = ["cancel_all", "catch_signals", "close_quietly", "in_thread", "until",
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+_YIELDING_NICENESS = 5
+"""A third of the share of what runs at 0 on a busy core: a worker that loads leaves room to those that took over."""
 
 
 def catch_signals() -> asyncio.Event:
@@ -62,8 +65,12 @@ async def until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     return None
 
 
-async def in_thread(function: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but on a daemon thread: loading must not keep a stopped process alive."""
+async def in_thread(function: Callable[[], T], *, yields: bool = False) -> T:
+    """Like asyncio.to_thread, but on a daemon thread: loading must not keep a stopped process alive.
+
+    `yields`: it gives way to busier threads, those of other processes as well. On Linux, where priorities are a
+    thread's own; threads that `function` leaves behind keep the low one.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -72,6 +79,8 @@ async def in_thread(function: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(lambda: None if done.done() else outcome())
 
     def run() -> None:
+        if yields and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _YIELDING_NICENESS)
         try:
             result = function()
         except BaseException as error:  # noqa: BLE001 - carried over to the waiting thread, which raises it

@@ -37,6 +37,7 @@ from shared.claims import ClaimQueue
 from shared.connections import UnfitServer, blocking_client, command_client
 from shared.held import HeldRequests
 from shared.messages import WorkerCard
+from shared.pending import release_consumer
 from shared.registry import list_models
 from shared.text.token_bytes import TokenBytes
 
@@ -79,6 +80,8 @@ async def _start(settings: WorkerSettings, stop: asyncio.Event, stack: AsyncExit
     stack.push_async_callback(close_quietly, redis)
     if not await until(stop, wait_for_redis(redis)):
         return None
+    if "worker_id" in settings.model_fields_set:
+        await _release_predecessor(redis, settings)
     card = WorkerCard(
         worker_id=settings.worker_id,
         model=settings.served_model_name or settings.model,
@@ -90,8 +93,20 @@ async def _start(settings: WorkerSettings, stop: asyncio.Event, stack: AsyncExit
     heartbeat = Heartbeat(redis, card)
     stack.callback(heartbeat.stop)
     heartbeat.start()
-    warm = await until(stop, in_thread(lambda: load_engine(settings)))
+    warm = await until(stop, in_thread(lambda: load_engine(settings), yields=True))
     return None if warm is None else Worker(settings, redis, stack, heartbeat, warm, faults)
+
+
+async def _release_predecessor(redis: Redis, settings: WorkerSettings) -> None:
+    """A process that was given its name knows that the last one of this name is dead: what that one ran need not wait
+    for its lease, nor for this worker to have loaded its model."""
+    try:
+        for model in await list_models(redis):
+            for shard in range(settings.shards):
+                if released := await release_consumer(redis, settings.worker_id, model, shard):
+                    log.info("released what the last worker of this name ran", model=model, requests=released)
+    except REDIS_TROUBLE as error:
+        log.warning("the last worker's requests wait for their leases", reason=str(error))
 
 
 class Worker:
@@ -133,7 +148,14 @@ class Worker:
             step_limit_ms=settings.step_limit_ms,
         )
         self._intake = Intake(
-            self._queues, self.outbox, self._engine, self._lease, served, freed=freed, max_num_seqs=slots
+            self._queues,
+            self.outbox,
+            self._engine,
+            self._lease,
+            served,
+            freed=freed,
+            max_num_seqs=slots,
+            lease_ms=settings.lease_ms,
         )
 
     async def run(self, stop: asyncio.Event) -> int:
