@@ -143,7 +143,7 @@ class Engine:
 
     def _take(self, request: Request) -> list[TokenEvent]:
         self._num_arrived += 1
-        request.arrival = self._num_arrived
+        request.arrival = request.arrival or self._num_arrived
         self._counters["prompt_tokens"] += len(request.prompt_token_ids)
         self._scheduler.add(request)
         # A take-over whose last token was logged, but not its end, has nothing left to compute.

@@ -212,6 +212,7 @@ class Job:
                     priority=request.priority,
                     cache_salt=request.cache_salt,
                     num_scored=choice.num_scored,
+                    arrival=self.claim.place,
                     pooling=request.pooling,
                 )
             )

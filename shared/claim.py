@@ -1,4 +1,4 @@
-"""The nouns of the worker's side of the queue: what is read, held, appended and answered. Frozen; no behaviour."""
+"""The nouns of the worker's side of the queue: what is read, held, appended and answered. Frozen."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ class Claim:
     entry_id: bytes
     queue: str
     epoch: int
+
+    @property
+    def place(self) -> int:
+        """Grows with the moment at which the request was queued: whoever came first is served first, also by the worker
+        that takes over. What a dead worker ran is older than what waits, so it goes on before anything new begins."""
+        ms, _, number = self.entry_id.partition(b"-")
+        return (int(ms) << 16) + min(int(number or 0), (1 << 16) - 1)
 
 
 @dataclass(frozen=True, slots=True)
