@@ -10,12 +10,13 @@ import contextlib
 import re
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.chat_client import ChatClient, ChatError
+from headrace.chat_client import ChatClient, ChatError, ListedModel
 
 try:  # editing, history and whole pastes at the prompt; a Python built without it still chats
     import readline
@@ -29,6 +30,20 @@ __all__ = ["printable", "run"]
 _HELP = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer; pasted lines stay together."
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PASTE_GAP_S = 0.03
+_CALM: Mapping[str, float] = {"temperature": 0.4, "top_p": 0.9}
+"""For models without generation defaults: the API's temperature of 1 makes small ones ramble."""
+
+
+@dataclass(frozen=True)
+class _Partner:
+    """Who answers, and with which sampling fields."""
+
+    client: ChatClient
+    model: str
+    sampling: Mapping[str, float]
+
+    def answer(self, messages: list[dict[str, str]]) -> Generator[str, None, None]:
+        return self.client.answer(self.model, messages, self.sampling)
 
 
 def printable(text: str) -> str:
@@ -36,21 +51,24 @@ def printable(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def run(base_url: str, model: str, api_key: str, system: str) -> int:
-    """Chats until the person leaves. Returns the exit code: 1 the server could not be used, 2 the question is empty."""
+def run(base_url: str, model: str, api_key: str, system: str, sampling: Mapping[str, float]) -> int:
+    """Chats until the person leaves. `sampling`: what they chose of temperature and top_p.
+
+    Returns the exit code: 1 the server could not be used, 2 the question is empty.
+    """
     interactive = sys.stdin.isatty()
     errors = Console(stderr=True, highlight=False)
     with ChatClient(base_url, api_key) as client:
         try:
-            model = model or _first_model(client)
-            if interactive:
-                _converse(client, model, base_url, system)
-                return 0
-            question = sys.stdin.read().strip()
-            if not question:
+            question = "" if interactive else sys.stdin.read().strip()
+            if not interactive and not question:
                 errors.print("headrace chat: nothing to ask: standard input is empty")
                 return 2
-            for piece in client.answer(model, [*_opening(system), _turn("user", question)]):
+            partner = _partner(client, model, sampling)
+            if interactive:
+                _converse(partner, base_url, system)
+                return 0
+            for piece in partner.answer([*_opening(system), _turn("user", question)]):
                 sys.stdout.write(printable(piece) if sys.stdout.isatty() else piece)
                 sys.stdout.flush()
             sys.stdout.write("\n")
@@ -62,11 +80,26 @@ def run(base_url: str, model: str, api_key: str, system: str) -> int:
     return 0
 
 
-def _first_model(client: ChatClient) -> str:
-    models = client.models()
-    if not models:
+def _partner(client: ChatClient, model: str, chosen: Mapping[str, float]) -> _Partner:
+    """The model asked for, else the server's first. What the person chose wins over the model's own defaults; where
+    there are none, and the server says so, the calm ones are sent. Other servers are left to themselves."""
+    if model and chosen:
+        return _Partner(client, model, chosen)
+    listed = _listed(client, model)
+    calm = _CALM if listed.defaults is not None and "temperature" not in listed.defaults else {}
+    return _Partner(client, listed.id, chosen or calm)
+
+
+def _listed(client: ChatClient, model: str) -> ListedModel:
+    try:
+        models = client.models()
+    except ChatError:
+        if model:  # some servers list nothing: whether it has the model shows with the first question
+            return ListedModel(model)
+        raise
+    if not model and not models:
         raise ChatError("the server has no model yet")
-    return models[0]
+    return next((listed for listed in models if model in ("", listed.id)), ListedModel(model))
 
 
 def _turn(role: str, content: str) -> dict[str, str]:
@@ -77,9 +110,10 @@ def _opening(system: str) -> list[dict[str, str]]:
     return [_turn("system", system)] if system else []
 
 
-def _converse(client: ChatClient, model: str, base_url: str, system: str) -> None:
+def _converse(partner: _Partner, base_url: str, system: str) -> None:
     console = Console(highlight=False)
-    console.print(f"[bold]{escape(model)}[/] [dim]at {escape(base_url)}. {_HELP}[/]")
+    with_ = "".join(f", {name} {value:g}" for name, value in partner.sampling.items())
+    console.print(f"[bold]{escape(partner.model)}[/] [dim]at {escape(base_url)}{with_}. {_HELP}[/]")
     messages = _opening(system)
     for question in _questions(console):
         if question == "/reset":
@@ -89,7 +123,7 @@ def _converse(client: ChatClient, model: str, base_url: str, system: str) -> Non
             console.print(f"[dim]{escape(question)} is not a command. {_HELP}[/]")
         else:
             messages.append(_turn("user", question))
-            answer = _show_answer(console, client, model, messages)
+            answer = _show_answer(console, partner, messages)
             if answer:
                 messages.append(_turn("assistant", answer))
             else:
@@ -123,10 +157,10 @@ def _rest_of_paste() -> Iterator[str]:
             return
 
 
-def _show_answer(console: Console, client: ChatClient, model: str, messages: list[dict[str, str]]) -> str:
+def _show_answer(console: Console, partner: _Partner, messages: list[dict[str, str]]) -> str:
     """Prints the answer while it comes; returns what was said, which may be a part."""
     said: list[str] = []
-    with contextlib.closing(client.answer(model, messages)) as pieces:
+    with contextlib.closing(partner.answer(messages)) as pieces:
         try:
             for piece in pieces:
                 said.append(piece)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,7 +19,7 @@ import httpx
 
 from shared.errors import PodDraining, RedisUnavailable
 
-__all__ = ["ChatClient", "ChatError", "Event", "read_events"]
+__all__ = ["ChatClient", "ChatError", "Event", "ListedModel", "read_events"]
 
 FIRST_BACKOFF_S = 0.25
 MAX_RECONNECTS = 8
@@ -33,6 +33,14 @@ _TIMEOUT = httpx.Timeout(connect=10, read=120, write=30, pool=10)
 
 class ChatError(Exception):
     """The server refused or broke off; the message is for the person at the terminal."""
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """One model of the server. `defaults` hold where a request is silent; None: the server does not tell them."""
+
+    id: str
+    defaults: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,18 +85,24 @@ class ChatClient:
     ) -> None:
         self._http.close()
 
-    def models(self) -> list[str]:
-        """Names of the models that the server has. Raises ChatError."""
+    def models(self) -> list[ListedModel]:
+        """The models that the server has. Raises ChatError."""
         try:
             response = self._http.get(f"{self._base_url}/models")
         except httpx.TransportError as error:
             raise ChatError(f"{self._base_url} cannot be reached: {error}") from error
         if response.status_code != httpx.codes.OK:
             raise ChatError(_refusal(response))
-        return [str(model["id"]) for model in response.json()["data"]]
+        return [ListedModel(str(m["id"]), m.get("generation_defaults")) for m in response.json()["data"]]
 
-    def answer(self, model: str, messages: list[dict[str, str]]) -> Generator[str, None, None]:
-        """Pieces of the answer. Closing the iterator ends the generation. Raises ChatError; what was yielded stands."""
+    def answer(
+        self, model: str, messages: list[dict[str, str]], sampling: Mapping[str, float] | None = None
+    ) -> Generator[str, None, None]:
+        """Pieces of the answer. Closing the iterator ends the generation. Raises ChatError; what was yielded stands.
+
+        `sampling`: fields of the request besides, such as temperature.
+        """
+        body = {"model": model, "messages": messages, "stream": True, **(sampling or {})}
         reply = _Reply()
         reconnects = 0
         # Asking again attaches to the same answer, and the server does not drop it before we are back.
@@ -96,7 +110,7 @@ class ChatClient:
         while not reply.complete:
             seen = reply.last_id
             try:
-                with self._open(model, messages, seen, once) as response:
+                with self._open(body, seen, once) as response:
                     if response.status_code != httpx.codes.OK:
                         response.read()
                         trouble = _refusal(response)
@@ -117,12 +131,11 @@ class ChatClient:
                 raise ChatError(f"the connection to {self._base_url} was lost: {trouble}")
             time.sleep(FIRST_BACKOFF_S * 2 ** min(reconnects - 1, 4))
 
-    def _open(self, model: str, messages: list[dict[str, str]], last_id: str, once: dict[str, str]) -> Stream:
+    def _open(self, body: Mapping[str, object], last_id: str, once: dict[str, str]) -> Stream:
         """The first request, or after an event `last_id` the rest of that stream."""
         if last_id:
             stream = last_id.partition(":")[0]
             return self._http.stream("GET", f"{self._base_url}/streams/{stream}", headers={"Last-Event-ID": last_id})
-        body = {"model": model, "messages": messages, "stream": True}
         return self._http.stream("POST", f"{self._base_url}/chat/completions", json=body, headers=once)
 
 

@@ -153,9 +153,18 @@ def chat_command(
         str, typer.Option(envvar=["HEADRACE_API_KEY", "OPENAI_API_KEY"], show_default="none", help="Key to send.")
     ] = "",
     system: Annotated[str, typer.Option(show_default="none", help="System message.")] = "",
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, max=2, show_default="the model's own, else 0.4", help="0 always takes the likeliest."),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, show_default="the model's own, else 0.9", help="Share that is kept.")
+    ] = None,
 ) -> None:
     """Chat in the terminal. With input from a pipe: one question in, one answer out."""
-    raise typer.Exit(chat.run(base_url.rstrip("/"), model, api_key.split(",")[0].strip(), system))
+    chosen = {"temperature": temperature, "top_p": top_p}
+    sampling = {name: value for name, value in chosen.items() if value is not None}
+    raise typer.Exit(chat.run(base_url.rstrip("/"), model, api_key.split(",")[0].strip(), system, sampling))
 
 
 @app.command("status")

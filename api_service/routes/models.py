@@ -48,6 +48,7 @@ def _entry(card: ModelCard) -> dict[str, Any]:
         "root": card.name,
         "parent": None,
         "max_model_len": card.window,
+        "generation_defaults": card.defaults,
     }
 
 

@@ -28,6 +28,8 @@ class OpenAIStub:
         self.status = status
         self.farewell: dict[str, str] | None = None
         """The error that a connection ends with instead of breaking in the middle of an event."""
+        self.model: dict[str, Any] = {"id": "stub-model"}
+        """Its entry in the list of models."""
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
         self.hold = threading.Event()
         """Set: a stream stops before its last word until the client has gone."""
@@ -72,7 +74,7 @@ def _handler(stub: OpenAIStub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             stub.requests.append(("GET", self.path, dict(self.headers), None))
             if self.path == "/v1/models":
-                self._json(200, {"object": "list", "data": [{"id": "stub-model"}]})
+                self._json(200, {"object": "list", "data": [stub.model]})
             else:
                 assert self.path == "/v1/streams/r1", self.path
                 self._stream(int(self.headers["Last-Event-ID"].rpartition(":")[2]) + 1)

@@ -54,6 +54,31 @@ def test_a_refused_question_fails_with_the_servers_words() -> None:
     assert "401: no such thing" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("told", "flags", "sent"),
+    [
+        (None, [], {}),
+        ({}, [], {"temperature": 0.4, "top_p": 0.9}),
+        ({}, ["--model", "stub-model"], {"temperature": 0.4, "top_p": 0.9}),
+        ({}, ["--model", "another"], {}),
+        ({"temperature": 0.7, "top_k": 20}, [], {}),
+        ({"top_k": 20}, [], {"temperature": 0.4, "top_p": 0.9}),
+        ({}, ["--temperature", "1"], {"temperature": 1}),
+        (None, ["--top-p", "0.5", "--temperature", "0", "--model", "m"], {"temperature": 0, "top_p": 0.5}),
+    ],
+)
+def test_a_model_without_defaults_is_asked_calmly(
+    told: dict[str, float] | None, flags: list[str], sent: dict[str, float]
+) -> None:
+    """The person's choice, else the model's own defaults, else ours; a server that tells none is left to itself."""
+    with OpenAIStub(WORDS) as stub:
+        if told is not None:
+            stub.model["generation_defaults"] = told
+        assert ask(stub, "hi", *flags).returncode == 0
+    body = stub.requests[-1][3]
+    assert {key: body[key] for key in ("temperature", "top_p") if key in body} == sent
+
+
 def test_the_key_may_come_from_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY", "k1,k2")
     with OpenAIStub(WORDS) as stub:
