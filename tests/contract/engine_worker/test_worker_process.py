@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from engine_worker.faults import FAULT_EXIT_CODE
 from engine_worker.worker import EXIT_ENGINE_HUNG, EXIT_OK, EXIT_UNUSABLE
 from shared.connections import command_client
+from shared.keys import request_key
 from tests.support.records import make_request
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack
@@ -114,6 +115,26 @@ async def test_a_killed_workers_request_continues_elsewhere(redis: Redis, redis_
         stack.add_worker()
         answer = await finished(redis, request.rid)
         assert (answer.tokens(), answer.text()) == (whole.tokens(), whole.text())
+
+
+async def test_a_restarted_worker_gives_up_its_predecessors_requests_before_it_has_loaded(
+    redis: Redis, redis_url: str, model: Path
+) -> None:
+    """The lease lasts an hour, and the new process never gets as far as to take its own requests back."""
+    slow = NAMED | {"HEADRACE_FAULT": "step-delay-ms:20", "HEADRACE_LEASE_MS": "3600000"}
+    request = make_request(max_tokens=40)
+    with Stack(redis_url, model, pods=0, workers=2, env=slow) as stack:
+        await submit(redis, request)
+        before = await until_logged(redis, request.rid, 3)
+        holder = await redis.hget(request_key(request.rid), "holder")
+        [victim] = [worker for worker in stack.workers if worker.worker_id.encode() == holder]
+        victim.kill()
+        victim.env["HEADRACE_MODEL"] = "/does/not/exist"
+        victim.start()
+        answer = await finished(redis, request.rid)
+        assert answer.payloads[: len(before.payloads)] == before.payloads
+        assert len(answer.tokens()) == 40
+        assert victim.wait() == EXIT_UNUSABLE
 
 
 def test_a_second_signal_ends_the_process_at_once(redis_url: str, model: Path) -> None:

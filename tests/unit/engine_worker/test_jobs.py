@@ -45,6 +45,15 @@ def records(job: Job) -> list[Record]:
     return [decode_record(payload) for payload in job.records]
 
 
+def test_requests_go_to_the_engine_with_their_place_in_the_queue_whoever_takes_them() -> None:
+    request = make_request()
+    places = []
+    for entry, epoch in ((b"999-3", 4), (b"1000-0", 1), (b"1000-2", 2), (b"1000-10", 1)):
+        [runnable] = Job(Claim(request.rid, entry, "queue", epoch), request, TOKENS).engine_requests(100, [])
+        places.append(runnable.arrival)
+    assert places == sorted(set(places))
+
+
 def test_what_comes_between_two_rounds_is_one_record() -> None:
     job = make_job(n=2)
     say(job, "Hello", 0)
