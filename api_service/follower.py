@@ -45,7 +45,7 @@ class Follower:
         self._token_at: float | None = None
         self._down_since: float | None = None
         self._unfinished_logs = 0
-        self._reasons: set[str | None] = set()
+        self._reasons: set[str] = set()
 
     async def follow(self, feed: Feed) -> None:
         """Returns when the stream is over."""
@@ -145,8 +145,12 @@ class Follower:
 
     def _measure(self, record: Record) -> None:
         now, model = time.monotonic(), self._stream.request.model
-        self._reasons.update(delta.finish_reason for delta in record.deltas)
-        if any(delta.token_ids for delta in record.deltas):
+        said = False
+        for delta in record.deltas:
+            said = said or bool(delta.token_ids)
+            if delta.finish_reason is not None:
+                self._reasons.add(delta.finish_reason)
+        if said:
             if self._token_at is None:
                 self._metrics.first_token(model, now - self._started)
             else:

@@ -7,6 +7,7 @@ subscription that was made anew, and when a feed overflowed. The feed's reader t
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator
@@ -45,18 +46,29 @@ class Feed:
     def __init__(self, limit: int = _FEED_LIMIT) -> None:
         self._items: deque[bytes | Resync] = deque()
         self._limit = limit
-        self._ready = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        self._give_up_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def get(self, timeout: float | None = None) -> bytes | Resync | None:
         """The next message, a Resync, or None after `timeout` seconds of silence. One reader at a time."""
         if not self._items:
-            self._ready.clear()
+            loop = asyncio.get_running_loop()
+            self._reader = loop.create_future()
+            self._give_up_at = math.inf if timeout is None else loop.time() + timeout
+            if self._timer is None and timeout is not None:
+                self._timer = loop.call_at(self._give_up_at, self._expire)
             try:
-                async with asyncio.timeout(timeout):
-                    await self._ready.wait()
-            except TimeoutError:
-                return None
-        return self._items.popleft()
+                await self._reader
+            finally:
+                self._reader = None
+        return self._items.popleft() if self._items else None
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def put(self, item: bytes | Resync) -> None:
         """Never blocks: an overflow drops everything for one Resync, the log has it all."""
@@ -64,7 +76,20 @@ class Feed:
             self._items.clear()
             item = RESYNC
         self._items.append(item)
-        self._ready.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _expire(self) -> None:
+        """One timer serves many waits, each of which only moves the time: setting one a token would cost more than the
+        token."""
+        self._timer = None
+        if self._reader is None or self._reader.done() or self._give_up_at == math.inf:
+            return  # the next wait that has a limit sets it again
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._give_up_at:
+            self._timer = loop.call_at(self._give_up_at, self._expire)
+        else:
+            self._reader.set_result(None)
 
 
 class _Channel:
@@ -89,6 +114,7 @@ class Subscriber:
         self._awaited: dict[str, int] = {}
         self._outgoing: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._heard_at = 0.0
         self._closed = False
 
     async def __aenter__(self) -> Subscriber:
@@ -126,6 +152,7 @@ class Subscriber:
                 raise RedisUnavailable("Redis did not answer in time. Try again.", retry_after=1.0) from error
             yield feed
         finally:
+            feed.close()
             entry.feeds.discard(feed)
             if not entry.feeds:
                 del self._channels[channel]
@@ -161,6 +188,7 @@ class Subscriber:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._write())
                     tasks.create_task(self._read())
+                    tasks.create_task(self._watch())
             except* _CONNECTION_LOST:
                 failures += 1
             finally:
@@ -173,6 +201,7 @@ class Subscriber:
         async with asyncio.timeout(_CONNECT_S):  # a listening port behind which nobody answers
             await connection.connect()
         self._connection = connection
+        self._heard_at = asyncio.get_running_loop().time()
         self._outgoing = asyncio.Queue()
         self._awaited.clear()
         for channel in self._channels:
@@ -197,26 +226,34 @@ class Subscriber:
             await connection.send_command(command, argument)
 
     async def _read(self) -> None:
-        """Dispatches until the connection fails. A silent one is pinged, so a cut cable shows within two ping times."""
-        connection = self._connection
-        pinged = False
+        """Dispatches until the connection fails."""
+        connection, now = self._connection, asyncio.get_running_loop().time
         while True:
-            try:
-                async with asyncio.timeout(_PING_S):
-                    message = await connection.read_response(disconnect_on_error=False)
-            except TimeoutError:
-                if pinged:
-                    raise
-                self._post("PING", "")
-                pinged = True
-                continue
-            pinged = False
+            message = await connection.read_response(disconnect_on_error=False)
+            self._heard_at = now()
             if not isinstance(message, list):  # PONG of a connection without subscriptions
                 continue
             if message[0] == b"message":
                 self._deliver(message[1].decode(), message[2])
             elif message[0] == b"subscribe":
                 self._confirm(message[1].decode())
+
+    async def _watch(self) -> None:
+        """Pings a silent connection, so that a cut cable shows within two ping times. Raises TimeoutError then.
+
+        Beside the reader and not around each of its reads: a time limit a message costs more than the message.
+        """
+        now = asyncio.get_running_loop().time
+        while True:
+            silent = now() - self._heard_at
+            if silent < _PING_S:
+                await asyncio.sleep(_PING_S - silent)
+                continue
+            before = self._heard_at
+            self._post("PING", "")
+            await asyncio.sleep(_PING_S)
+            if self._heard_at == before:
+                raise TimeoutError("Redis does not answer on the subscribed connection")
 
     def _deliver(self, channel: str, item: bytes | Resync) -> None:
         entry = self._channels.get(channel)

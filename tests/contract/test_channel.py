@@ -145,3 +145,19 @@ async def test_a_silent_dead_connection_is_noticed(own_redis: RedisServer, monke
         await eventually(lambda: not subscriber.connected)
         own_redis.thaw()
         assert isinstance(await feed.get(10), Resync)
+
+
+async def test_a_wait_without_a_limit_is_not_ended_by_the_limit_of_an_earlier_one() -> None:
+    feed = Feed()
+    feed.put(b"first")
+    assert await feed.get(0.05) == b"first"
+    waiting = asyncio.create_task(feed.get(0.05))
+    await asyncio.sleep(0)
+    feed.put(b"second")
+    assert await waiting == b"second"
+    patient = asyncio.create_task(feed.get())
+    assert await Feed().get(0.2) is None  # by now the earlier wait's time is over
+    assert not patient.done()
+    feed.put(b"third")
+    assert await patient == b"third"
+    assert await feed.get(0.01) is None
