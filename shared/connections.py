@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import hiredis
 from redis import exceptions as rx
 from redis.asyncio import (
     BlockingConnectionPool,
@@ -21,6 +22,7 @@ from redis.asyncio import (
 )
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.typing import EncodableT
 
 __all__ = [
     "REDIS_DOWN",
@@ -48,9 +50,18 @@ REDIS_DOWN: tuple[type[Exception], ...] = (
 _CONNECT_TIMEOUT_S = 3.0
 
 
-class _ClosedIsLost:
-    """uvloop raises a bare RuntimeError for a write to a transport that the peer has just closed, and redis-py passes
-    it on. It means what every lost connection means."""
+class _Mended:
+    """Two things that redis-py's asyncio connections do otherwise.
+
+    uvloop raises a bare RuntimeError for a write to a transport that the peer has just closed, and they pass it on: it
+    means what every lost connection means. They pack commands in Python, which took a worker longer than all else it
+    did for a commit: hiredis packs them as well.
+    """
+
+    def pack_command(self, *args: EncodableT) -> list[bytes]:
+        name = args[0]
+        words = name.split() if isinstance(name, str) else [name]  # "CONFIG GET" travels as two
+        return [hiredis.pack_command((*words, *args[1:]))]
 
     async def send_packed_command(self, command: str | bytes | Iterable[bytes], check_health: bool = True) -> None:
         parent: Any = super()
@@ -62,15 +73,15 @@ class _ClosedIsLost:
             raise rx.ConnectionError(f"Connection lost while writing: {error}") from error
 
 
-class _Tcp(_ClosedIsLost, Connection):
+class _Tcp(_Mended, Connection):
     pass
 
 
-class _Tls(_ClosedIsLost, SSLConnection):
+class _Tls(_Mended, SSLConnection):
     pass
 
 
-class _Unix(_ClosedIsLost, UnixDomainSocketConnection):
+class _Unix(_Mended, UnixDomainSocketConnection):
     pass
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from functools import lru_cache
 
 __all__ = [
     "BLOB_TTL_MS",
@@ -75,6 +76,7 @@ def new_rid(shard: int) -> str:
     return f"{shard:02d}{secrets.token_hex(12)}"
 
 
+@lru_cache(maxsize=8192)  # asked several times for every token
 def shard_of(rid: str) -> int:
     """The queue shard a request id names. Raises ValueError when `rid` is not one of ours."""
     if _RID.fullmatch(rid) is None:
