@@ -90,7 +90,7 @@ class Answer:
                 "model": request.model,
                 "system_fingerprint": request.fingerprint or None,
                 "choices": [self._choice(i, choice, chat) for i, choice in enumerate(self._choices)],
-                "usage": usage_object(self._usage),
+                "usage": usage_object(self._usage, request),
                 **(self._of_prompt(0) if chat else {}),
             }
         )

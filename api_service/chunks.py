@@ -33,13 +33,17 @@ def public_id(request: GenerateRequest) -> str:
     return _PREFIXES[request.kind] + request.rid
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
+def usage_object(usage: Usage, request: GenerateRequest) -> dict[str, Any]:
+    """OpenAI's usage; reasoning tokens are told of models that reason."""
+    told = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if request.reading is not None and request.reading.think:
+        told["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return told
 
 
 def terminal_error(record: Record) -> HeadraceError | None:
@@ -63,6 +67,7 @@ class StreamWriter:
         self._speller = speller if request.sampling.logprobs is not None else None
         self._arrays: dict[int, CompletionLogprobs] = {}
         self._tokens = 0
+        self._reasoning = 0
         self._scores = not self._chat and bool(request.echo) and self._speller is not None
         """Echoed prompts come with their log-probabilities, in the first events of each choice."""
         self._begun: set[int] = set()
@@ -104,6 +109,7 @@ class StreamWriter:
 
     def _delta(self, delta: Delta) -> bytes:
         self._tokens += len(delta.token_ids)
+        self._reasoning += delta.reasoning
         first = delta.index not in self._begun
         self._begun.add(delta.index)
         scored = self._scores and (first or bool(delta.prompt))
@@ -170,8 +176,8 @@ class StreamWriter:
             return b""
         tail = self._tail
         if self._request.continuous_usage:
-            usage = Usage(self._request.prompt_tokens, self._tokens)
-            tail = b'],"usage":%b}\n\n' % json_bytes(usage_object(usage))
+            usage = Usage(self._request.prompt_tokens, self._tokens, reasoning_tokens=self._reasoning)
+            tail = b'],"usage":%b}\n\n' % json_bytes(usage_object(usage, self._request))
         tail = b"]%b%b" % (more, tail[1:]) if more else tail
         if not numbered:
             return b"%b%b%b" % (self._head[1:], b",".join(choices), tail)
@@ -184,5 +190,5 @@ class StreamWriter:
             return error_event(error.body(), self._request.rid)
         if not self._request.include_usage or record.seq + 1 <= self._cursor:
             return DONE
-        usage = json_bytes(usage_object(end.usage))
+        usage = json_bytes(usage_object(end.usage, self._request))
         return b'%b%d%b],"usage":%b}\n\n%b' % (self._id, record.seq + 1, self._head, usage, DONE)

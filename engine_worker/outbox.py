@@ -14,7 +14,8 @@ from typing import Protocol
 
 import structlog
 
-from engine_worker.jobs import Choice, Job
+from engine_worker.choice import Choice
+from engine_worker.jobs import Job
 from engine_worker.request import TokenEvent
 from engine_worker.waiting import REDIS_TROUBLE, Backoff
 from shared.claims import ClaimQueue, Commit, CommitReply, ReplyKind

@@ -128,6 +128,7 @@ class Delta(
         "stop_reason": "s",
         "prompt": "p",
         "embedding": "v",
+        "reasoning": "r",
     },
 ):
     """What one choice gained in one record. `text` may be empty while characters or a possible stop are held back."""
@@ -143,12 +144,16 @@ class Delta(
     """Of the next prompt tokens, the first one of a prompt left out; they come before the choice's own tokens."""
     embedding: bytes = b""
     """float32, little-endian, of unit length."""
+    reasoning: int = 0
+    """Reasoning tokens not told before: among these ids, or earlier ones of which it was not yet known."""
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the completion tokens."""
 
 
 class End(msgspec.Struct, frozen=True, omit_defaults=True):

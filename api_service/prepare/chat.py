@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as replace_struct
 
 from api_service.prepare.extensions import extensions, truncated
 from api_service.prepare.limits import answer_limit, check_text_length
@@ -54,6 +55,8 @@ def prepare_chat(body: ChatCompletionRequest, model: ServedModel, *, trust_templ
     max_tokens = answer_limit(model, len(ids), asked, default=None, param="messages", asked_param=name)
     sampling = sampling_params(body, model, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs)
     stop = stop_conditions(body, model, max_tokens)
+    if sampling.grammar is not None and reading is not None:  # the grammar has no room for reasoning before the answer
+        reading = replace_struct(reading, think="")
     enforced = call_grammar(offer, model)
     if enforced is not None:  # an answer that has to be a call has no content that response_format could speak of
         sampling = replace(sampling, grammar=enforced)

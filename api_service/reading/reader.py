@@ -9,11 +9,9 @@ from api_service.reading.formats import Format, JsonFormat, NamedFormat, TaggedF
 from api_service.reading.pieces import Piece, Sink
 from api_service.reading.pythonic import PythonicFormat
 from shared.messages import Reading
+from shared.text.thinking import THINK_CLOSE, THINK_OPEN
 
 __all__ = ["AnswerReader", "call_id", "finish_reason"]
-
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
 
 
 def call_id(rid: str, choice: int, call: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from shared.params import StopConditions
 from shared.text.detokenize import Detokenizer
 from shared.text.stop import StopMatcher
+from shared.text.thinking import ReasoningCounter
 from shared.text.token_bytes import TokenBytes
 
 __all__ = ["ChoiceText"]
@@ -18,24 +19,37 @@ class ChoiceText:
     """Detokenizer and stop matcher of one choice. Raises ValueError for an empty stop string."""
 
     def __init__(
-        self, token_bytes: TokenBytes, stop: StopConditions, *, continues: bool = False, min_tokens: int = 0
+        self,
+        token_bytes: TokenBytes,
+        stop: StopConditions,
+        *,
+        continues: bool = False,
+        min_tokens: int = 0,
+        think: str = "",
     ) -> None:
-        """`min_tokens`: stop strings are looked for in the text of later tokens only."""
+        """`min_tokens`: stop strings are looked for in the text of later tokens only. `think`: see ReasoningCounter."""
         self._detokenizer = Detokenizer(token_bytes, stop.skip_special_tokens, continues=continues)
         self._matcher = StopMatcher(stop.stop, stop.include_stop_str_in_output)
         self._stop: str | None = None
         self._exempt = min_tokens
+        self._reasoning = ReasoningCounter(think)
 
     @property
     def stop(self) -> str | None:
         """The stop string that ended the choice."""
         return self._stop
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens so far were reasoning."""
+        return self._reasoning.tokens
+
     def push(self, token_id: int) -> tuple[str, str | None]:
         """(text now free to show, stop string this token completed). Tokens after a stop are dropped: ("", stop)."""
         if self._stop is not None:
             return "", self._stop
         text = self._detokenizer.push((token_id,))
+        self._reasoning.push(text)
         if self._exempt > 0:
             self._exempt -= 1
             return text, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import jsonschema
@@ -10,7 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from engine_worker.models.base import LoadedModel
+from shared.messages import Reading
 from shared.params import GrammarSpec, SamplingParams, StopConditions
+from shared.text.token_bytes import TokenBytes
 from tests.support.records import make_request
 from tests.support.workers import ask, finished, running_worker, submit, until_logged
 
@@ -75,3 +78,29 @@ async def test_str_01_a_grammar_that_no_pod_checked_fails_alone(
         assert "grammar" in answer.end.message
         good = await ask(redis, make_request())
         assert good.end.code == ""
+
+
+async def test_reasoning_tokens_are_counted_up_to_the_closing_tag(
+    redis: Redis, redis_url: str, tiny: LoadedModel
+) -> None:
+    """The grammar makes the model think, so that it is known what it says; the count is taken again from the tokens."""
+    spec = GrammarSpec("regex", "[a-z ]{12}</think>[A-Z]{6}")
+    table = TokenBytes.from_tokenizer_json(tiny.tokenizer_json)
+    request = make_request(
+        sampling=SamplingParams(temperature=1.0, seed=3, grammar=spec),
+        n=2,
+        max_tokens=90,
+        reading=Reading(think="open"),
+    )
+    async with running_worker(redis_url, tiny):
+        answer = await ask(redis, request)
+    expected = 0
+    for index in range(2):
+        said = b""
+        for token in answer.tokens(index):
+            if b"</think>" not in said:
+                expected += 1
+            said += table.bytes_of(token)
+        assert re.fullmatch("[a-z ]{12}</think>[A-Z]{6}", answer.text(index))
+    assert answer.end.usage.reasoning_tokens == expected
+    assert sum(delta.reasoning for record in answer.records for delta in record.deltas) == expected

@@ -11,7 +11,7 @@ import pytest
 from api_service.answers import Answer
 from api_service.chunks import StreamWriter
 from api_service.logprobs import Speller
-from shared.messages import Delta, End, GenerateRequest, Record, TokenLogprob, Usage
+from shared.messages import Delta, End, GenerateRequest, Reading, Record, TokenLogprob, Usage
 from shared.params import SamplingParams
 from tests.support.records import make_request
 from tests.support.served import served
@@ -233,3 +233,19 @@ def test_joined_chunks_equal_the_whole_answer(kind: str, logprobs: int | None) -
             else:  # LGP-06
                 for key in ("tokens", "token_logprobs", "text_offset"):
                     assert [item for part in found for item in part[key]] == choice["logprobs"][key]
+
+
+def test_reasoning_tokens_in_the_usage_of_models_that_reason_whole_and_streamed() -> None:
+    steps = log(
+        (Delta(token_ids=(5,), text="Hm"),),
+        (Delta(token_ids=(6, 7), text="</think>Yes", reasoning=2),),
+        (Delta(token_ids=(2,), finish_reason="stop"),),
+        usage=Usage(4, 4, reasoning_tokens=2),
+    )
+    request = make_request(reading=Reading(think="open"), include_usage=True, continuous_usage=True)
+    usages = [chunk["usage"] for _, chunk in written(request, steps) if chunk != DONE]
+    assert [usage["completion_tokens"] for usage in usages] == [0, 1, 3, 4, 4]
+    assert [usage["completion_tokens_details"]["reasoning_tokens"] for usage in usages] == [0, 0, 2, 2, 2]
+    assert answered(request, steps)["usage"] == usages[-1]
+    plain = make_request(include_usage=True)
+    assert "completion_tokens_details" not in answered(plain, steps)["usage"]

@@ -130,6 +130,12 @@ def test_the_old_function_messages_are_mapped() -> None:
     assert "<tool_response>\nnoon" in text
 
 
+@pytest.mark.parametrize("fields", [{"guided_regex": "a+"}, {"response_format": {"type": "json_object"}}])
+def test_a_grammar_for_the_whole_answer_leaves_no_room_for_reasoning(fields: dict[str, Any]) -> None:
+    reading = prepared(TEMPLATE + "{{ '<think>\n' }}", **fields).reading
+    assert reading is None or reading.think == ""
+
+
 @pytest.mark.parametrize(
     ("template", "think"),
     [(TEMPLATE, None), (TEMPLATE + "{# <think> #}", "maybe"), (TEMPLATE + "{{ '<think>\n' }}", "open")],

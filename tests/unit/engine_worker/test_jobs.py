@@ -10,7 +10,7 @@ import pytest
 from engine_worker.jobs import Job
 from engine_worker.request import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 from shared.claims import Claim
-from shared.messages import GenerateRequest, Record, Usage, decode_record
+from shared.messages import GenerateRequest, Reading, Record, Usage, decode_record
 from shared.params import SamplingParams, StopConditions, choice_seed
 from shared.text.token_bytes import TokenBytes
 from tests.support import toy_tokenizers
@@ -250,3 +250,24 @@ def test_rl_16_each_choice_gets_a_matcher_and_the_tokens_to_replay() -> None:
     first, second = job.engine_requests(64, (2,), new_matcher)
     assert [first.matcher, second.matcher] == made
     assert 2 in first.stop_token_ids
+
+
+def test_reasoning_tokens_are_told_with_the_records_and_in_the_usage_also_after_a_take_over() -> None:
+    text, open_end = "<think>Hm, so</think>Yes", "<think>a"
+    reasoning = len(ids("<think>Hm, so</think>"))
+    assert ids(text)[:reasoning] == ids("<think>Hm, so</think>")
+    job = make_job(n=2, reading=Reading(think="maybe"))
+    for cut in range(len(ids(text))):
+        first = job.choices[0]
+        job.take(first, TokenEvent(first.engine_id, ids(text)[cut]))
+        job.seal()
+    say(job, open_end, 1, "length")
+    told = [delta for record in records(job) for delta in record.deltas]
+    assert sum(delta.reasoning for delta in told if delta.index == 0) == reasoning
+    assert sum(delta.reasoning for delta in told if delta.index == 1) == len(ids(open_end))
+    assert job.usage().reasoning_tokens == reasoning + len(ids(open_end))
+    for logged in range(1, len(job.records)):
+        again = make_job(2, n=2, reading=Reading(think="maybe"))
+        again.replay(job.records[:logged], records(job)[:logged])
+        known = again.choices[0].reasoning_tokens + again.choices[1].reasoning_tokens
+        assert known == sum(delta.reasoning for record in records(job)[:logged] for delta in record.deltas)
