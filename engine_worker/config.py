@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["EngineConfig"]
@@ -24,10 +25,14 @@ class EngineConfig:
     max_model_len: int | None = None
     """Prompt + output tokens of one request at most; None: the model's own context window, and never more than that."""
     enable_prefix_caching: bool = True
+    target_itl_ms: float = 0.0
+    """Wanted milliseconds between two tokens of a running request while prompts are computed; 0: no target."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens"):
             _at_least(name, getattr(self, name), 1)
+        if not 0 <= self.target_itl_ms < math.inf:
+            raise ValueError(f"target_itl_ms is {self.target_itl_ms}, allowed is a number of milliseconds, 0 for none")
         for name in ("num_blocks", "max_model_len"):
             if (value := getattr(self, name)) is not None:
                 _at_least(name, value, 1)

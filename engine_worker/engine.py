@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine_worker.admission import check_request
 from engine_worker.cache.manager import CacheManager
@@ -37,7 +37,7 @@ class Engine:
     Raises ValueError when `config` does not fit the model (see EngineConfig).
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         num_blocks = config.count_blocks(config.block_size * loaded.config.kv_bytes_per_token())
         window = loaded.config.max_model_len
         cache = CacheManager(
@@ -51,6 +51,7 @@ class Engine:
         self._runner = Runner(loaded.model, config, num_blocks, self._scheduler.max_request_tokens())
         self._sampler = Sampler()
         self._vocab_size = loaded.config.vocab_size
+        self._clock = clock
         self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
         self._lock = threading.Lock()
         self._live: dict[str, Klass] = {}
@@ -94,28 +95,36 @@ class Engine:
         """How many more requests of this class would run at once if they came now. Thread-safe.
 
         Negative: that many wait for a seat. Seats of batch requests count as free for interactive ones, which displace
-        them. What `add` has taken counts from that moment on, what has ended from the end of its last step.
+        them; for batch requests none is free while some of them stand still beside interactive ones. What `add` has
+        taken counts from that moment on, what has ended from the end of its last step.
         """
-        interactive, batch = self._num_live["interactive"], self._num_live["batch"]
-        return self._max_running - interactive - (batch if klass == "batch" else 0)
+        left = self._max_running - self._num_live["interactive"]
+        if klass == "interactive":
+            return left
+        return min(left - self._num_live["batch"], 0 if self._scheduler.num_held_back else left)
 
     def step(self) -> list[TokenEvent]:
         """One pass of the loop. Raises only what no single request is to blame for: then this engine is done for."""
-        self._last_step_start = time.monotonic()
+        self._last_step_start = self._clock()
         events = self._take_inbox()
         plan = self._scheduler.schedule()
         if plan is not None:
             outcomes = run_isolated(plan.rows, self._compute)
             self._check_health(outcomes)
             events += self._apply(plan, outcomes)
-        self._last_step_end = time.monotonic()
+            if not any(isinstance(outcome, RowFailure) for outcome in outcomes):
+                self._scheduler.took(self._clock() - self._last_step_start)
+        self._last_step_end = self._clock()
         return events
 
     def stats(self) -> EngineStats:
         """Thread-safe as far as needed: numbers of one moment or the next."""
+        batch_running, batch_waiting = self._scheduler.count("batch")
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
+            batch_running=batch_running,
+            batch_waiting=batch_waiting,
             blocks_used=self._pool.num_held,
             blocks_cached=self._pool.num_cached,
             blocks_total=self._pool.num_blocks,

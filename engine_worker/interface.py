@@ -32,6 +32,9 @@ class EngineStats:
     """Earlier than `last_step_start` while a step is under way."""
     counters: dict[str, int] = field(default_factory=dict)
     """Since start: prompt_tokens, generation_tokens, computed_tokens, preemptions, cached_tokens."""
+    batch_running: int = 0
+    """Of `running`, those of class batch."""
+    batch_waiting: int = 0
 
 
 class SteppingEngine(Protocol):

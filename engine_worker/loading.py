@@ -65,6 +65,7 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
 
 
 def _grammars(loaded: LoadedModel) -> GrammarCompiler | None:
+            target_itl_ms=settings.target_itl_ms,
     try:
         token_bytes = TokenBytes.from_tokenizer_json(loaded.tokenizer_json)
         return GrammarCompiler(loaded.tokenizer_json, token_bytes, loaded.eos_token_ids, loaded.config.vocab_size)

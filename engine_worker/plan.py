@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.grammars.backend import TokenMatcher
 from shared.params import SamplingParams
@@ -10,9 +11,11 @@ from shared.params import SamplingParams
 __all__ = ["BatchPlan", "ScheduledRequest"]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One row of the batch. Lists are the request's own (views, not copies): the runner reads them in the step only."""
+class ScheduledRequest(NamedTuple):
+    """One row of the batch. Lists are the request's own (views, not copies): the runner reads them in the step only.
+
+    A tuple because hundreds are made in every step, at a fifth of a frozen dataclass's cost.
+    """
 
     request_id: str
     prompt_token_ids: list[int]

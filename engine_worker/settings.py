@@ -74,6 +74,8 @@ class WorkerSettings(BaseSettings):
     max_num_batched_tokens: int = Field(default=512, ge=1, le=1 << 20)
     block_size: int = Field(default=16, ge=1, le=1024)
     kv_cache_memory: ByteSize = Field(default=1 << 30, ge=1 << 16)
+    target_itl_ms: float = Field(default=0.0, ge=0, le=60_000)
+    """Wanted time between two tokens of a running stream while prompts are computed; 0 = none."""
     """Bytes; the suffixes K, M, G, T are powers of 1024."""
     lease_ms: int = Field(default=10_000, ge=200, le=3_600_000)
     """How long a silent worker keeps its requests before others may take them."""

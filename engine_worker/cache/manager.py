@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine_worker.cache.block_pool import BlockPool
+from engine_worker.cache.block_pool import BlockPool, OutOfBlocks
 from engine_worker.cache.prefix_index import Prefix, PrefixIndex, extend, root
 from engine_worker.request import Request
 
@@ -47,19 +47,27 @@ class CacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def begin(self, request: Request, reserve: int = 0) -> int | None:
-        """Gives a request without blocks those for all its known tokens, cached ones first.
-
-        Returns how many tokens need no computing (always fewer than it knows), or None, with nothing taken, when fewer
-        than `reserve` blocks would stay available.
-        """
+    def lacking(self, request: Request, reserve: int = 0) -> int:
+        """How many blocks too few there are for `begin` if `reserve` are to stay available after it; <= 0: it fits."""
         hits = self._match(request)
         missing = self.blocks_for(request.num_tokens) - len(hits)
         available = self._pool.num_available - sum(map(self._pool.is_cached, hits))
-        if missing + reserve > available:
-            return None
+        return missing + reserve - available
+
+    def begin(self, request: Request) -> int:
+        """Gives a request without blocks those for all its known tokens, cached ones first.
+
+        Returns how many tokens need no computing (always fewer than it knows). Raises OutOfBlocks when it does not fit
+        (see `lacking`); then nothing was taken.
+        """
+        hits = self._match(request)
+        missing = self.blocks_for(request.num_tokens) - len(hits)
         self._pool.share(hits)
-        request.block_table = hits + self._pool.allocate(missing)
+        try:
+            request.block_table = hits + self._pool.allocate(missing)
+        except OutOfBlocks:
+            self._pool.release(reversed(hits))
+            raise
         return len(hits) * self.block_size
 
     def grow(self, request: Request) -> bool:

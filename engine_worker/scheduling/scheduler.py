@@ -1,29 +1,25 @@
 """Decides what each step computes: decodes and prefill chunks under one token budget. No tensors, no clock.
 
-In: requests, aborts, and what a step has computed. Out: a frozen `BatchPlan`. Owns the queues of waiting and running
-requests and, through the cache manager, their blocks. Order of precedence everywhere: interactive before batch, lower
-`priority`, earlier `arrival`.
+In: requests, aborts, what a step has computed and how long it took. Out: a frozen `BatchPlan`. Owns the queues of
+waiting and running requests and, through the cache manager, their blocks. Order of precedence everywhere: interactive
+before batch, lower `priority`, earlier `arrival`.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-
 from engine_worker.cache.manager import CacheManager
 from engine_worker.config import EngineConfig
 from engine_worker.plan import BatchPlan
-from engine_worker.request import Request, RequestStatus
+from engine_worker.request import Klass, Request
 from engine_worker.scheduling.batch import BatchBuilder
+from engine_worker.scheduling.cost import StepShape
+from engine_worker.scheduling.pace import FLOOR_TOKENS, Pace
+from engine_worker.scheduling.queues import Queues
 
-__all__ = ["HEADROOM_TOKENS", "Scheduler", "precedence"]
+__all__ = ["HEADROOM_TOKENS", "Scheduler"]
 
 HEADROOM_TOKENS = 64
 """Hysteresis: a request is admitted only if it and all running ones can grow by this many tokens (or to their end)."""
-
-
-def precedence(request: Request) -> tuple[bool, int, int]:
-    """Sort key: who is served first and loses its blocks last."""
-    return request.klass == "batch", request.priority, request.arrival
 
 
 class Scheduler:
@@ -31,6 +27,9 @@ class Scheduler:
 
     A request holds blocks for all its known tokens from admission on, so only a newly drawn token can run out of room.
     Rows of one batch are independent: none reads a block that another writes in the same step.
+
+    Batch requests get only what interactive ones leave: they are planned last, as far as `Pace` lets them stretch the
+    step, and lose seats and blocks whenever an interactive request lacks either.
     """
 
     def __init__(self, config: EngineConfig, cache: CacheManager, max_model_len: int) -> None:
@@ -38,27 +37,33 @@ class Scheduler:
         self._max_running = config.max_running
         self._budget = config.max_num_batched_tokens
         self._max_model_len = max_model_len
-        self._requests: dict[str, Request] = {}
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
+        self._pace = Pace(config.target_itl_ms / 1000)
+        self._queues = Queues()
         self._step = 0
+        self._shape = StepShape()
         self.num_preemptions = 0
-        """Since start."""
+        """Since start; also those for a seat."""
         self.num_cached_tokens = 0
         """Since start: tokens that admissions found in the cache instead of computing them."""
+        self.num_held_back = 0
+        """Running batch requests for which the last step had no room beside interactive ones."""
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._queues.num_waiting
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return self._queues.num_running
+
+    def count(self, klass: Klass) -> tuple[int, int]:
+        """Running and waiting requests of this class."""
+        return len(self._queues.running[klass]), len(self._queues.waiting[klass])
 
     @property
     def running(self) -> tuple[Request, ...]:
         """In order of precedence."""
-        return tuple(self._running)
+        return tuple(self._queues.running["interactive"] + self._queues.running["batch"])
 
     def max_request_tokens(self) -> int:
         """Prompt + output tokens of one request at most: the context window, or the whole cache where that is smaller.
@@ -69,25 +74,18 @@ class Scheduler:
 
     def get(self, request_id: str) -> Request | None:
         """A request that has not finished."""
-        return self._requests.get(request_id)
+        return self._queues.known.get(request_id)
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises ValueError when its id is in use or it can never fit (see `max_request_tokens`)."""
         needed = len(request.prompt_token_ids) + request.max_tokens
         if needed > self.max_request_tokens():
             raise ValueError(f"request needs {needed} tokens, the engine holds {self.max_request_tokens()} at most")
-        if request.request_id in self._requests:
-            raise ValueError(f"request id {request.request_id} is in use")
-        self._requests[request.request_id] = request
-        request.status = RequestStatus.WAITING
-        insort(self._waiting, request, key=precedence)
+        self._queues.add(request)
 
     def finish(self, request: Request, *, discard: bool = False) -> None:
         """The request ended, for whatever reason: the one way out. `discard`: nobody may find its blocks."""
-        queue = self._waiting if request.status is RequestStatus.WAITING else self._running
-        queue.remove(request)
-        del self._requests[request.request_id]
-        request.status = RequestStatus.FINISHED
+        self._queues.remove(request)
         self._cache.release(request, discard=discard)
 
     def advance(self, request: Request, num_tokens: int) -> None:
@@ -96,101 +94,167 @@ class Scheduler:
         request.num_computed_tokens = before + num_tokens
         self._cache.computed(request, before)
 
+    def took(self, seconds: float) -> None:
+        """The planned step took so long. What is told here bounds later steps; without it nothing does."""
+        self._pace.learn(self._shape, seconds)
+
     def schedule(self) -> BatchPlan | None:
         """The next step; None only when there is no request.
 
-        Decodes first, so that a long prompt never holds them up; then prefills already begun; then new requests, unless
-        blocks ran out in this very step.
+        In each class decodes first, so that a long prompt never holds them up; then prefills already begun; then new
+        requests, unless blocks ran out in this very step.
         """
         self._step += 1
         self._cache.start_step()
         batch = BatchBuilder(self._step, self._budget)
-        for request in self._plan_decodes(batch):
-            if batch.left and request.status is RequestStatus.RUNNING:
-                self._plan_chunk(batch, request)
-        if not batch.has_preempted:
-            self._admit(batch)
+        self._plan_first(batch, "interactive")
+        self.num_held_back = 0
+        if not batch.shape.tokens:
+            self._plan_first(batch, "batch")
+        elif self._queues.running["batch"] or self._queues.waiting["batch"]:
+            self._plan_beside(batch)
+        self._shape = batch.shape
         return batch.plan()
 
     def check_integrity(self) -> None:
         """Queues, statuses and blocks agree. Raises AssertionError with what is wrong."""
-        self._cache.check_integrity(self._running)
-        for status, queue in ((RequestStatus.WAITING, self._waiting), (RequestStatus.RUNNING, self._running)):
-            if queue != sorted(queue, key=precedence) or any(request.status is not status for request in queue):
-                raise AssertionError(f"the {status.value} queue is out of order")
-        if len(self._waiting) + len(self._running) != len(self._requests):
-            raise AssertionError("a request is in no queue or in two")
-        if any(request.block_table for request in self._waiting):
-            raise AssertionError("a waiting request holds blocks")
+        self._cache.check_integrity(self.running)
+        self._queues.check_integrity()
 
-    def _plan_decodes(self, batch: BatchBuilder) -> list[Request]:
-        """Plans every running request that has one token left; returns those with more."""
-        catching_up = []
-        position = 0
-        # Preemption shortens the list from its end, never before `position`: victims come after those already planned.
-        while position < len(self._running):
-            request = self._running[position]
-            if request.num_tokens - request.num_computed_tokens > 1:
-                catching_up.append(request)
-            elif self._make_room(batch, request):
+    def _plan_first(self, batch: BatchBuilder, klass: Klass) -> None:
+        """Requests that share the step with none of a higher class."""
+        decodes, catching_up = self._split(batch, klass)
+        batch.add_decodes(decodes)
+        limit = self._pace.limit(batch.shape)
+        self._plan_prompts(batch, klass, catching_up, limit, batch.shape.tokens + FLOOR_TOKENS)
+
+    def _plan_beside(self, batch: BatchBuilder) -> None:
+        """Batch requests in a step that holds interactive ones: as many as make it little longer."""
+        interactive = batch.shape.copy()
+        limit = self._pace.batch_limit(interactive)
+        decodes, catching_up = self._split(batch, "batch")
+        for request in decodes:
+            if batch.left and self._pace.fits(batch.shape.plus(request.num_computed_tokens, 1, samples=True), limit):
                 batch.add(request, 1)
+            else:
+                self.num_held_back += 1
+        if not self.num_held_back:
+            self._plan_prompts(batch, "batch", catching_up, limit, 0)
+        self._pace.settle(interactive, batch.shape)
+
+    def _split(self, batch: BatchBuilder, klass: Klass) -> tuple[list[Request], list[Request]]:
+        """Running requests with one token left to compute, for which there is a slot; and those with more."""
+        decodes: list[Request] = []
+        catching_up: list[Request] = []
+        running = self._queues.running[klass]
+        block_size = self._cache.block_size
+        position = 0
+        # Preemption shortens the list from its end, never before `position`: victims come after those looked at.
+        while position < len(running):
+            request = running[position]
+            known = len(request.prompt_token_ids) + len(request.output_token_ids)
+            if known - request.num_computed_tokens > 1:
+                catching_up.append(request)
+            elif known <= len(request.block_table) * block_size or self._make_room(batch, request):
+                decodes.append(request)
             position += 1
-        return catching_up
+        return decodes, catching_up
 
     def _make_room(self, batch: BatchBuilder, request: Request) -> bool:
         """A slot for the newest token, taken from the last in precedence if need be; False when that was this one."""
         while not self._cache.grow(request):
-            victim = self._running[-1]
+            victim = self._queues.last_running()
             self._preempt(victim)
-            batch.preempt(victim.request_id)
+            batch.preempt(victim)
             if victim is request:
                 return False
         return True
 
     def _preempt(self, victim: Request) -> None:
         """Back to the queue without blocks. It catches up later as everyone does; prompt and output stay."""
-        self._running.remove(victim)
+        self._queues.put_back(victim)
         self._cache.release(victim)
-        victim.status = RequestStatus.WAITING
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self._waiting, victim, key=precedence)
 
-    def _plan_chunk(self, batch: BatchBuilder, request: Request) -> None:
-        num_new = min(request.num_tokens - request.num_computed_tokens, batch.left)
-        self._cache.announce(request, request.num_computed_tokens + num_new)
+    def _plan_prompts(
+        self, batch: BatchBuilder, klass: Klass, catching_up: list[Request], limit: float, least: int
+    ) -> None:
+        """What has more than one token to compute: of those running, then of the queue.
+
+        The step may take `limit` seconds, or longer if it takes that to reach `least` tokens.
+        """
+        for request in catching_up:
+            if not self._has_room(batch, limit, least):
+                return
+            self._plan_chunk(batch, request, limit, least)
+        # Batch requests do not begin while anyone lacks blocks or waits before them: they would be displaced again.
+        if klass == "batch" and (batch.has_preempted("interactive") or self._queues.waiting["interactive"]):
+            return
+        if not batch.has_preempted(klass):
+            self._admit(batch, klass, limit, least)
+
+    def _has_room(self, batch: BatchBuilder, limit: float, least: int) -> bool:
+        """Whether a prompt gets a token in this step."""
+        shape = batch.shape
+        return bool(batch.left) and (shape.tokens < least or self._pace.fits(shape.plus(0, 1, samples=False), limit))
+
+    def _plan_chunk(self, batch: BatchBuilder, request: Request, limit: float, least: int) -> None:
+        """At least one token: whoever is planned here was found to have room for some."""
+        start, known = request.num_computed_tokens, request.num_tokens
+        wanted = min(known - start, batch.left)
+        num_new = self._pace.chunk(batch.shape, start, wanted, known, limit)
+        num_new = max(num_new, min(wanted, max(least - batch.shape.tokens, 1)))
+        self._cache.announce(request, start + num_new)
         batch.add(request, num_new)
 
-    def _admit(self, batch: BatchBuilder) -> None:
-        """Takes from the queue in order, as far as slots, budget and blocks reach.
+    def _admit(self, batch: BatchBuilder, klass: Klass, limit: float, least: int) -> None:
+        """Takes from the queue in order, as far as seats, budget and blocks reach.
 
-        Nobody overtakes a request that lacks blocks, so none starves. One whose prefix this step computes steps aside
-        for a step; only as many as there are free slots are looked at.
+        Nobody overtakes a request of its class that lacks blocks, so none starves. One whose prefix this step computes
+        steps aside for a step; only as many as there are seats are looked at.
         """
-        slots = self._max_running - len(self._running)
-        reserve = sum(map(self._headroom, self._running)) if slots and batch.left else 0
-        for request in self._waiting[:slots]:
-            if not batch.left:
+        running, waiting = self._queues.running, self._queues.waiting[klass]
+        above = running["interactive"] if klass == "interactive" else [*running["interactive"], *running["batch"]]
+        seats = self._max_running - len(above)
+        reserve = sum(map(self._headroom, above)) if seats > 0 and waiting else 0
+        alone = not above
+        for request in waiting[: max(seats, 0)]:
+            if not self._has_room(batch, limit, least):
                 return
             if self._cache.awaits_prefix(request):
                 continue
             reserve += self._headroom(request)
             # Alone it may take everything: what is queued at all fits into an empty pool.
-            found = self._cache.begin(request, reserve if self._running else 0)
-            if found is None:
+            if not self._enter(batch, request, 0 if alone else reserve):
                 return
-            self._waiting.remove(request)
-            insort(self._running, request, key=precedence)
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = found
-            self.num_cached_tokens += found
-            if request.num_preemptions == 0:
-                request.num_cached_tokens = min(found, len(request.prompt_token_ids))
-            self._plan_chunk(batch, request)
+            alone = False
+            self._plan_chunk(batch, request, limit, least)
+
+    def _enter(self, batch: BatchBuilder, request: Request, reserve: int) -> bool:
+        """Gives a waiting request a seat and blocks, an interactive one also those of batch requests."""
+        victims = self._queues.running["batch"] if request.klass == "interactive" else []
+        lacking = self._cache.lacking(request, reserve)
+        if lacking > sum(len(victim.block_table) for victim in victims):
+            return False
+        while lacking > 0 or self._queues.num_running >= self._max_running:
+            if not victims:
+                return False  # what they held was shared with those that stay
+            batch.preempt(victims[-1])
+            self._preempt(victims[-1])
+            lacking = self._cache.lacking(request, reserve)
+        found = self._cache.begin(request)
+        self._queues.start(request)
+        request.num_computed_tokens = found
+        self.num_cached_tokens += found
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = min(found, len(request.prompt_token_ids))
+        return True
 
     def _headroom(self, request: Request) -> int:
         """Blocks the request may take beyond those of its known tokens within the next HEADROOM_TOKENS tokens."""
-        last = len(request.prompt_token_ids) + request.max_tokens
-        future = self._cache.blocks_for(min(request.num_tokens + HEADROOM_TOKENS, last))
-        return future - (len(request.block_table) or self._cache.blocks_for(request.num_tokens))
+        num_prompt = len(request.prompt_token_ids)
+        known, last = num_prompt + len(request.output_token_ids), num_prompt + request.max_tokens
+        future = self._cache.blocks_for(min(known + HEADROOM_TOKENS, last))
+        return future - (len(request.block_table) or self._cache.blocks_for(known))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from engine_worker.cache.block_pool import BlockPool, OutOfBlocks
 
@@ -12,6 +16,8 @@ NUM_BLOCKS = 7
 
 class BlockPoolMachine(RuleBasedStateMachine):
     """The model: a reference count per held block, the kept blocks, the cached ones in order of release."""
+
+    steps: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,6 +87,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
+        BlockPoolMachine.steps += 1
         self.pool.check_integrity()
         assert self.pool.num_held == len(self.references)
         assert self.pool.num_cached == len(self.cached)
@@ -89,4 +96,18 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert all(self.pool.references(block) == count for block, count in self.references.items())
 
 
-TestBlockPool = BlockPoolMachine.TestCase
+def run(steps: int) -> None:
+    """At least so many rules and checks."""
+    BlockPoolMachine.steps = 0
+    options = settings(max_examples=steps // 40, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(BlockPoolMachine, settings=options)  # type: ignore[no-untyped-call]
+    assert BlockPoolMachine.steps >= steps
+
+
+def test_a_thousand_steps() -> None:
+    run(1_000)
+
+
+@pytest.mark.soak
+def test_twenty_thousand_steps() -> None:
+    run(20_000)

@@ -5,8 +5,9 @@ An oracle for "no slot is read before it was written, and none holds anything bu
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine_worker.cache.manager import CacheManager
@@ -43,13 +44,24 @@ class SchedulerDrive:
         budget: int = 16,
         max_model_len: int = 100_000,
         caching: bool = True,
+        target_itl_ms: float = 0.0,
+        takes: Callable[[BatchPlan], float] | None = None,
     ) -> None:
-        config = EngineConfig(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+        config = EngineConfig(
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            target_itl_ms=target_itl_ms,
+        )
         self.budget = budget
         self.block_size = block_size
         self.cache = CacheManager(num_blocks, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(config, self.cache, max_model_len)
         self.outputs: dict[str, list[int]] = {}
+        self.now = 0.0
+        """Seconds that the steps so far have taken; `takes` says how long one does."""
+        self.token_times: dict[str, list[float]] = {}
+        self._takes = takes
         self.computed_tokens = 0
         self.steps = 0
         # What each slot holds: the tokens of its whole prefix, as one number.
@@ -74,6 +86,10 @@ class SchedulerDrive:
             self._check_reads(row)
         for row in plan.rows:
             self._write(row)
+        if self._takes is not None:
+            seconds = self._takes(plan)
+            self.now += seconds
+            self.scheduler.took(seconds)
         for row in plan.rows:
             self._apply(row)
         self.steps += 1
@@ -87,6 +103,15 @@ class SchedulerDrive:
             if self.step() is None:
                 return
         raise AssertionError(f"not finished after {max_steps} steps")
+
+    def live(self) -> list[Request]:
+        """Every request that has not ended."""
+        return list(self.scheduler._queues.known.values())
+
+    def gaps(self, request: Request) -> list[float]:
+        """Seconds between its tokens."""
+        times = self.token_times[request.request_id]
+        return [after - before for before, after in itertools.pairwise(times)]
 
     def slot(self, row: ScheduledRequest, position: int) -> int:
         block = row.block_table[position // self.block_size]
@@ -133,6 +158,7 @@ class SchedulerDrive:
         self.scheduler.advance(request, row.num_new_tokens)
         if not row.samples:
             return
+        self.token_times.setdefault(request.request_id, []).append(self.now)
         request.output_token_ids.append(_next_token(request.prompt_token_ids + request.output_token_ids))
         if len(request.output_token_ids) >= request.max_tokens:
             self.scheduler.finish(request)

@@ -16,6 +16,12 @@ def test_a_bad_value_is_refused_by_name(name: str, value: int) -> None:
         EngineConfig(**{name: value})
 
 
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_target_that_is_no_time_is_refused_by_name(value: float) -> None:
+    with pytest.raises(ValueError, match=f"target_itl_ms is {value}"):
+        EngineConfig(target_itl_ms=value)
+
+
 def test_memory_is_turned_into_whole_blocks() -> None:
     assert EngineConfig(kv_cache_memory=1000).count_blocks(300) == 3
     assert EngineConfig(kv_cache_memory=1000, num_blocks=7).count_blocks(300) == 7

@@ -17,7 +17,7 @@ def compute(cache: CacheManager, request: Request, upto: int | None = None) -> N
 
 
 def begin(cache: CacheManager, request: Request, reserve: int = 0) -> int | None:
-    found = cache.begin(request, reserve)
+    found = None if cache.lacking(request, reserve) > 0 else cache.begin(request)
     request.num_computed_tokens = found or 0
     return found
 

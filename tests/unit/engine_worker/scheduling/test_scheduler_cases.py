@@ -146,11 +146,11 @@ def test_sc_15_a_thousand_aborts_leave_no_block_and_no_slot_behind() -> None:
         while drive.scheduler.num_waiting < 4:
             drive.add([rng.randint(0, 49) for _ in range(rng.randint(1, 30))], max_tokens=rng.randint(1, 30))
         drive.step()
-        for request in list(drive.scheduler._requests.values()):
+        for request in drive.live():
             if rng.random() < 0.3:
                 drive.scheduler.finish(request)
                 aborted += 1
-    for request in list(drive.scheduler._requests.values()):
+    for request in drive.live():
         drive.scheduler.finish(request)
     drive.scheduler.check_integrity()
     assert drive.cache.pool.num_held == 0
