@@ -268,6 +268,13 @@ API = (
     Flag("max_streams", int, "Streams this pod carries at the same time.", "1024", 1, panel=_API),
     Flag("seed", int, "Seed of requests that bring none.", "a random one each", 0, panel=_API),
     Flag("trust_request_chat_template", bool, "Let clients send a chat template with a request.", "off", panel=_API),
+    Flag(
+        "parse_control_tokens",
+        bool,
+        "Read control tokens that messages spell out as such, not as text; a request may say so itself.",
+        "off",
+        panel=_API,
+    ),
     Flag("max_queue_requests", int, "Waiting requests before new ones get 429.", "1024", 1, panel=_QUEUE),
     Flag("max_queue_tokens", int, "Waiting tokens before new requests get 429.", "4194304", 1, panel=_QUEUE),
     Flag(
