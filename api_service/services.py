@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 from api_service.admission import Admission
 from api_service.delivery import Pulse
 from api_service.metrics import Metrics
+from api_service.prepare.chat import ChatOptions
 from api_service.reachability import Reachability
 from api_service.registry_view import RegistryView
 from api_service.relay import Relay
@@ -47,6 +48,7 @@ class Services:
         self.relay = Relay(self.queue, self.redis, self.subscriber, self.reachability, self.metrics, settings)
         self.admission = Admission(settings.max_streams)
         self.pulse = Pulse(settings.keepalive_s)
+        self.chat_options = ChatOptions(settings.trust_request_chat_template, settings.parse_control_tokens)
         self.draining = False
         self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="prepare")
 

@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     """Requests this pod carries at once, streamed or not."""
     trust_request_chat_template: bool = False
     """Whether clients may send a chat template of their own; it is rendered in a process that can be ended."""
+    parse_control_tokens: bool = False
+    """Whether control tokens that a message spells out are such, where the request does not say."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Seed of requests that bring none; None draws one for each."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -24,16 +24,28 @@ from api_service.schemas.chat import ChatCompletionRequest, FunctionCall, Messag
 from shared.errors import InvalidRequest
 from shared.messages import GenerateRequest
 
-__all__ = ["prepare_chat"]
+__all__ = ["ChatOptions", "prepare_chat"]
 
 
-def prepare_chat(body: ChatCompletionRequest, model: ServedModel, *, trust_template: bool = False) -> GenerateRequest:
-    """The request without id, tenant and times, which the route adds. Raises InvalidRequest and its kind.
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What the pod's operator decides of the reading of chats."""
 
-    `trust_template`: whether the operator lets clients bring a chat template.
-    """
+    trust_template: bool = False
+    """Whether clients may bring a chat template."""
+    parse_control_tokens: bool = False
+    """What holds where the body does not say."""
+
+
+def prepare_chat(
+    body: ChatCompletionRequest, model: ServedModel, options: ChatOptions | None = None
+) -> GenerateRequest:
+    """The request without id, tenant and times, which the route adds. Raises InvalidRequest and its kind."""
+    options = options or ChatOptions()
     body.check()
-    model = _with_own_template(model, body.chat_template, trust_template)
+    model = _with_own_template(model, body.chat_template, options.trust_template)
+    if options.parse_control_tokens if body.parse_control_tokens is None else body.parse_control_tokens:
+        model = replace(model, parses_control_tokens=True)
     check_text_length(model, "".join(message.content or "" for message in body.messages), "messages")
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt

@@ -82,6 +82,8 @@ class ServedModel:
     foreign_literal: str | None = None
     """Set when the template came with the request: the text that it writes by itself. Such a template must not even be
     compiled in this process."""
+    parses_control_tokens: bool = False
+    """Whether control tokens that messages spell out are such. Off, they stay text: nobody forges a turn."""
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:

@@ -38,6 +38,8 @@ class _TooLong(BaseException):
 
 def encode_chat(model: ServedModel, text: str) -> list[int]:
     """Token ids of a rendered chat, marked control tokens as plain text. Adds no BOS: templates write their own."""
+    if model.parses_control_tokens:
+        return model.vocabulary.encode(text)
     try:
         ids: list[int] = encode_marked_chat(model.vocabulary, text)
     except ValueError:
@@ -144,6 +146,8 @@ def _keep_trailing_space(text: str, final: str) -> str:
 
 def _mark(value: Any, model: ServedModel) -> Any:
     """`mark_control_tokens`, for keys of nested objects (tool arguments) as well."""
+    if model.parses_control_tokens:
+        return value
     if isinstance(value, str):
         return mark_control_tokens(value, model.control_pattern)
     if isinstance(value, dict):

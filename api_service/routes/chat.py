@@ -18,5 +18,5 @@ router = APIRouter(tags=["chat"])
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
 async def create_chat_completion(request: Request) -> Response:
     """The model's next message, whole or as server-sent events."""
-    trust = services_of(request).settings.trust_request_chat_template
-    return await generate(request, ChatCompletionRequest, partial(prepare_chat, trust_template=trust))
+    prepare = partial(prepare_chat, options=services_of(request).chat_options)
+    return await generate(request, ChatCompletionRequest, prepare)

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from api_service.body import check_content_type, parse_json
-from api_service.prepare.chat import prepare_chat
+from api_service.prepare.chat import ChatOptions, prepare_chat
 from api_service.prepare.completion import plain_tokens
 from api_service.prepare.model import ServedModel
 from api_service.prepare.sampling import check_token_ids
@@ -35,7 +35,7 @@ async def tokenize(request: Request) -> Response:
         else:
             body = await services.in_thread(parse_json, data, TokenizeRequest)
         model = await services.registry.served(body.model)
-        ids = await services.in_thread(_ids, body, model, services.settings.trust_request_chat_template)
+        ids = await services.in_thread(_ids, body, model, services.chat_options)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.window, "tokens": ids}
     strings = [model.vocabulary.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
     return name_ignored(_json(answer | {"token_strs": strings}), body)
@@ -75,9 +75,9 @@ def _has_messages(data: bytes) -> bool:
     return isinstance(body, dict) and "messages" in body
 
 
-def _ids(body: TokenizeChatRequest | TokenizeRequest, model: ServedModel, trust_template: bool) -> list[int]:
+def _ids(body: TokenizeChatRequest | TokenizeRequest, model: ServedModel, options: ChatOptions) -> list[int]:
     if isinstance(body, TokenizeChatRequest):
-        return list(prepare_chat(body, model, trust_template=trust_template).prompts[0])
+        return list(prepare_chat(body, model, options).prompts[0])
     return plain_tokens(body.prompt, model, "prompt", add_special_tokens=body.add_special_tokens, cut=True)
 
 

@@ -85,6 +85,8 @@ class ChatCompletionRequest(GenerationBody):
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE)] | None = None
     """Instead of the model's own, where the pod's operator allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
+    parse_control_tokens: bool | None = None
+    """True: control tokens that messages spell out are such, not text. Ours; the default is the pod's setting."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """Handed to a template that reads it; of other models only "none" can be asked."""
     tools: list[dict[str, Any]] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api_service.prepare import render
-from api_service.prepare.chat import prepare_chat
+from api_service.prepare.chat import ChatOptions, prepare_chat
 from api_service.schemas.chat import ChatCompletionRequest
 from api_service.schemas.common import parse
 from shared.errors import InvalidRequest
@@ -21,7 +21,7 @@ GOOD = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 
 def prepare(template: str | None, *, trust: bool = True, **fields: Any) -> GenerateRequest:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "chat_template": template, **fields}
-    return prepare_chat(parse(ChatCompletionRequest, body), served(), trust_template=trust)
+    return prepare_chat(parse(ChatCompletionRequest, body), served(), ChatOptions(trust_template=trust))
 
 
 def test_a_template_is_used_where_the_operator_allows_it() -> None:
