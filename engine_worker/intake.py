@@ -1,7 +1,8 @@
 """The only one that claims: queue entries in, jobs for the outbox and requests for the engine out.
 
-Never reads more than there are free slots (sequences). A request of more choices than slots are left is started and
-waits inside the engine; what a read brought beyond the last slot goes back at once, for a worker with room.
+Never takes more than there are free slots (sequences). Batch work holds none of them against interactive requests:
+those take its seats inside the engine, so a worker has at most twice its slots. A request of more choices than slots
+are left is started and waits inside the engine; what came beyond the last slot goes back at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -78,6 +80,11 @@ class Intake:
     @property
     def free_slots(self) -> int:
         """Sequences that could start now; negative while a request of many choices queues inside the engine."""
+        return self._slots - self._outbox.num_open_choices("interactive")
+
+    @property
+    def batch_slots(self) -> int:
+        """Those of them that nobody sits on: only there batch work may start."""
         return self._slots - self._outbox.num_open_choices()
 
     def wake(self, shard: int) -> None:
@@ -122,14 +129,31 @@ class Intake:
 
     async def _read_once(self, shard: int) -> None:
         await self._room(lambda: not self._put_back[shard])  # what went back is older than what waits unread
-        share = max(1, self.free_slots // len(self._queues))
-        await self._take(shard, await self._queues[shard].read(share))
+        queue, shards = self._queues[shard], len(self._queues)
+        share = max(1, self.free_slots // shards)
+        if (batch := self.batch_slots) > 0:
+            entries = await queue.read(share, batch=max(1, batch // shards))
+        else:
+            nudge = asyncio.create_task(self._nudge(queue))
+            try:
+                entries = await queue.read(share, batch=0)
+            finally:
+                nudge.cancel()
+        await self._take(shard, entries)
+
+    async def _nudge(self, queue: ClaimQueue) -> None:
+        """Ends a read that began when there was no room for batch work, as soon as there is some."""
+        while self.batch_slots <= 0:
+            self._freed.clear()
+            await self._freed.wait()
+        with suppress(*REDIS_TROUBLE):  # then the read ends by itself, with the same trouble or after two seconds
+            await queue.nudge()
 
     async def _reclaim_once(self, shard: int) -> None:
         await wait_for_event(self._wake[shard], self._reclaim_s)
         self._wake[shard].clear()
         await self._room()
-        entries = await self._queues[shard].reclaim(self.free_slots)
+        entries = await self._queues[shard].reclaim(self.free_slots, batch=max(0, self.batch_slots))
         self._put_back[shard] = False
         self._freed.set()
         await self._take(shard, entries)
@@ -152,7 +176,7 @@ class Intake:
         surplus: list[Claim] = []
         for first in range(0, len(entries), _ACQUIRE_AT_ONCE):
             for item in await self._queues[shard].acquire(entries[first : first + _ACQUIRE_AT_ONCE]):
-                if self.free_slots <= 0:
+                if (self.batch_slots if item.request.klass == "batch" else self.free_slots) <= 0:
                     surplus.append(item.claim)
                 elif (error := self._start(item)) is not None:
                     refused.append((item.claim, error))

@@ -164,4 +164,5 @@ class Job:
             end=end,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
         )

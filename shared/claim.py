@@ -65,7 +65,7 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One record to append. Token counts matter on the terminal record only: they go to the ledger."""
+    """One record to append. Token counts matter on the terminal record only: they go to ledger and fair share."""
 
     claim: Claim
     seq: int
@@ -73,6 +73,8 @@ class Commit:
     end: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that needed no computing: they cost no fair share."""
 
 
 @dataclass(frozen=True, slots=True)

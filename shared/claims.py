@@ -1,4 +1,4 @@
-"""The worker's side of the queue: read, acquire, commit, renew, hand back, reclaim, bury.
+"""The worker's side of the queue: take, acquire, commit, renew, hand back, reclaim, bury.
 
 In: queue entries. Out: acquired requests with their log. Owns no truth, only what this process believes it holds; Redis
 checks the epoch of every write. Nobody else in a worker touches the pending list.
@@ -6,11 +6,8 @@ checks the epoch of every write. Nobody else in a worker touches the pending lis
 
 from __future__ import annotations
 
-import asyncio
-import random
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
@@ -22,6 +19,7 @@ from shared.held import HeldRequests
 from shared.messages import decode_request
 from shared.pending import PendingEntries
 from shared.queue import log_page
+from shared.waiting import WaitingEntries
 
 __all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
 
@@ -51,7 +49,6 @@ class ClaimQueue:
         held: HeldRequests | None = None,
     ) -> None:
         self._redis = redis
-        self._blocking = blocking_redis
         self._consumer = consumer
         self._instance = secrets.token_hex(8)
         self._shard = shard
@@ -71,8 +68,8 @@ class ClaimQueue:
             lease_ms=lease_ms,
             max_tries=max_tries,
         )
+        self._waiting = WaitingEntries(redis, blocking_redis, consumer=consumer, model=model, shard=shard)
         self._unsure = True  # a predecessor of the same name may have left entries behind
-        self._failures = 0
 
     async def ensure_group(self) -> None:
         """Makes streams and groups where they are missing, always from the first entry on."""
@@ -83,35 +80,38 @@ class ClaimQueue:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
 
-    async def read(self, count: int, block_ms: int = 2000) -> list[Entry]:
-        """Up to `count` entries (free slots), interactive before batch; [] after `block_ms`, or while a suspect runs.
+    async def read(self, count: int, block_ms: int = 2000, *, batch: int | None = None) -> list[Entry]:
+        """Waiting requests whose turn it is, for `count` choices (free slots), up to `batch` of them of class batch.
 
-        A read that failed or was cancelled may have delivered entries that nobody saw: the next call looks there first.
-        A lost group is made again. Raises REDIS_DOWN errors; just call again.
+        Interactive before batch, within a class shares in turn by tokens served. [] after `block_ms`, while a suspect
+        runs, or when another worker was faster. A read that failed or was cancelled may have delivered entries that
+        nobody saw: the next call looks there first. Raises REDIS_DOWN errors; just call again.
         """
         if count < 1 or not await self._held.wait_open(block_ms / 1000):
             return []
-        if self._held.suspects_wait and (entries := await self.reclaim(count)):
+        if self._held.suspects_wait and (entries := await self.reclaim(count, batch=batch)):
             return entries  # at once: suspects go one by one, a pause between them would add up
         if self._unsure:
             entries = await self.own_pending(count)
             if entries:
                 return entries
+        batch = count if batch is None else batch
+        entries, kept_ms = await self._take(count, batch)
+        if entries or block_ms < 1:
+            return entries
+        await self._waiting.sleep(min(block_ms, kept_ms or block_ms), batch=batch > 0)
+        entries, _ = await self._take(count, batch)
+        return entries
+
+    async def nudge(self) -> None:
+        """Wakes this worker's own `read`: there is more room than it knows."""
+        await self._waiting.nudge()
+
+    async def _take(self, count: int, batch: int) -> tuple[list[Entry], int]:
         self._unsure = True
-        try:
-            entries = await self._read_new(self._redis, self._queues[:1], count, None)
-            if len(entries) < count:
-                entries += await self._read_new(self._redis, self._queues[1:], count - len(entries), None)
-            entries = entries or await self._read_new(self._blocking, self._queues, count, block_ms)
-        except ResponseError as error:
-            if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
-                raise
-            await self._heal()
-            return []
-        self._failures = 0
+        taken = await self._waiting.take(count, batch)
         self._unsure = False
-        await self.release(entries[count:])  # both streams got entries at the very same moment
-        return entries[:count]
+        return taken
 
     async def own_pending(self, count: int = _OWN_LIMIT) -> list[Entry]:
         """Entries pending under this name that this process does not hold: after a restart, an error, a lost reply."""
@@ -119,13 +119,13 @@ class ClaimQueue:
         self._unsure = left or len(entries) > count
         return entries[:count]
 
-    async def reclaim(self, count: int) -> list[Entry]:
-        """Up to `count` entries whose owner was silent for a lease, or that were handed back.
+    async def reclaim(self, count: int, *, batch: int | None = None) -> list[Entry]:
+        """Up to `count` entries whose owner was silent for a lease, or that were handed back; `batch` as in `read`.
 
         Requests that made progress come first. A suspect comes alone, only when nothing unproved is held here; until
         its first record this object takes nothing else in.
         """
-        entries, _ = await self._pending.take(count, self._lease_ms, "")
+        entries, _ = await self._pending.take(count, self._lease_ms, "", batch=batch)
         return entries
 
     async def release(self, entries: Sequence[Entry]) -> None:
@@ -174,7 +174,7 @@ class ClaimQueue:
             names += [keys.request_key(rid), keys.log_key(rid)]
             klass = self._queues.index(item.claim.queue) + 1 if item.end else 0
             args += [keys.channel_name(rid), self._owner(item.claim), item.seq, item.payload, klass]
-            args += [item.prompt_tokens, item.completion_tokens]
+            args += [item.prompt_tokens, item.completion_tokens, item.cached_tokens]
         flat = await scripts.COMMIT(self._redis, names, args)
         replies = [CommitReply(ReplyKind(kind), seq) for kind, seq in zip(flat[::2], flat[1::2], strict=True)]
         for item, reply in zip(items, replies, strict=True):
@@ -231,26 +231,6 @@ class ClaimQueue:
     def _owner(self, claim: Claim) -> str:
         """The fence: an epoch may come back after Redis lost writes, with this process's mark it cannot be mistaken."""
         return f"{claim.epoch}.{self._instance}"
-
-    async def _read_new(self, redis: Redis, queues: list[str], count: int, block_ms: int | None) -> list[Entry]:
-        streams: Any = dict.fromkeys(queues, ">")
-        reply: Any = await redis.xreadgroup(keys.GROUP, self._consumer, streams, count=count, block=block_ms)
-        entries = []
-        for queue, rows in reply or []:
-            for entry_id, fields in rows:
-                rid = (fields or {}).get(b"rid", b"").decode(errors="replace")
-                if keys.is_rid(rid):
-                    entries.append(Entry(entry_id, rid, queue.decode()))
-                else:  # nobody's: added by hand
-                    await self._redis.xack(queue, keys.GROUP, entry_id)
-                    await self._redis.xdel(queue, entry_id)
-        return entries
-
-    async def _heal(self) -> None:
-        """Group lost (FLUSHALL, DEL, failover): jittered back-off, because every worker is here now, then a new one."""
-        self._failures += 1
-        await asyncio.sleep(random.uniform(0.02, min(1.0, 0.05 * 2**self._failures)))
-        await self.ensure_group()
 
     async def _acquire(self, entry: Entry) -> Acquired | None:
         rid = entry.rid

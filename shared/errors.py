@@ -11,6 +11,7 @@ HeadraceError
 ├── BodyTooLarge              413
 ├── UnsupportedMediaType      415
 ├── QueueFull                 429  + Retry-After
+├── RateLimited               429  + Retry-After; the caller's own limit
 ├── DeadlineExceeded          408
 ├── RequestPoisoned           500  the request ended the workers that ran it
 ├── EngineFailure             500
@@ -22,6 +23,7 @@ HeadraceError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 __all__ = [
@@ -38,12 +40,14 @@ __all__ = [
     "Overloaded",
     "PodDraining",
     "QueueFull",
+    "RateLimited",
     "RedisUnavailable",
     "RequestCancelled",
     "RequestPoisoned",
     "StreamExpired",
     "StreamNotFound",
     "UnsupportedMediaType",
+    "Use",
     "error_from_code",
 ]
 
@@ -118,6 +122,42 @@ class QueueFull(HeadraceError):
     code = "queue_full"
     status = 429
     type = "rate_limit_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of the limits a minute is used; a limit of 0 is none."""
+
+    requests_per_minute: int
+    requests: int
+    tokens_per_minute: int
+    tokens: int
+
+
+class RateLimited(HeadraceError):
+    """`kind` is what there were too many of: OpenAI's `type` of this error, "requests" or "tokens"."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+    type = "requests"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        kind: str = "requests",
+        use: Use | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+        self.kind = kind
+        self.use = use
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        envelope = super().body()
+        envelope["error"]["type"] = self.kind
+        return envelope
 
 
 class DeadlineExceeded(HeadraceError):

@@ -21,8 +21,15 @@ __all__ = [
     "MODEL_TTL_MS",
     "NOBODY",
     "OPEN_TTL_MS",
+    "PREFIXES_TTL_MS",
+    "QUEUE_PARTS",
     "RETENTION_MS",
+    "RID_LENGTH",
+    "SEAT_TTL_MS",
+    "SERVED_MAX",
+    "SERVED_TTL_MS",
     "WORKER_TTL_MS",
+    "bell_key",
     "blob_key",
     "channel_name",
     "control_channel",
@@ -31,17 +38,26 @@ __all__ = [
     "is_rid",
     "ledger_key",
     "ledger_prefix",
+    "limit_key",
     "load_key",
     "load_of_queue",
     "log_key",
     "model_key",
     "models_key",
     "new_rid",
+    "open_key",
+    "own_bell_key",
+    "prefixes_key",
     "queue_key",
     "queues_before",
     "request_key",
     "request_prefix",
+    "seat_key",
+    "served_key",
     "shard_of",
+    "share_key",
+    "turn_key",
+    "wait_key",
     "worker_key",
     "workers_key",
 ]
@@ -66,7 +82,17 @@ LEDGER_TTL_MS = 40 * 86_400_000
 DEAD_TTL_MS = 14 * 86_400_000
 DEAD_MAX = 1_000
 """Dead letters kept per shard; the oldest go first."""
+SEAT_TTL_MS = 60_000
+"""A worker's last `take`: long enough for the same call to be sent again."""
+PREFIXES_TTL_MS = 10_000
+SERVED_TTL_MS = 7 * 86_400_000
+SERVED_MAX = 1_000
+"""Shares whose served tokens are kept for a look at them; those with the fewest go first."""
 
+QUEUE_PARTS = {name: f":{name}:" for name in ("queue", "load", "wait", "turn", "share", "served", "bell")}
+"""Keys of one queue differ in this part of their names alone, so that scripts find them from the queue's."""
+
+RID_LENGTH = 26
 
 _RID = re.compile(r"[0-9]{2}[0-9a-f]{24}")
 
@@ -109,8 +135,53 @@ def load_key(shard: int, model: str, klass: str) -> str:
 
 def load_of_queue(queue: str) -> str:
     """The `load_key` that belongs to a `queue_key`."""
-    head, tail = queue.split(":queue:", 1)
-    return f"{head}:load:{tail}"
+    return queue.replace(QUEUE_PARTS["queue"], QUEUE_PARTS["load"], 1)
+
+
+def wait_key(shard: int, model: str, klass: str) -> str:
+    """sorted set, all scores 0: waiting requests as "<share> <priority> <entry id> <rid>", so that a range of one share
+    is its queue in order. An index: what is lost of it is made again from the stream."""
+    return f"{_tag(shard)}:wait:{model}:{klass}"
+
+
+def turn_key(shard: int, model: str, klass: str) -> str:
+    """sorted set: shares with waiting requests, by virtual time (tokens served per weight). An index as well."""
+    return f"{_tag(shard)}:turn:{model}:{klass}"
+
+
+def share_key(shard: int, model: str, klass: str, share: str) -> str:
+    """hash: virtual time and usual output of one share in one queue."""
+    return f"{_tag(shard)}:share:{model}:{klass}:{share}"
+
+
+def served_key(shard: int, model: str, klass: str) -> str:
+    """sorted set: tokens served by share, to look at."""
+    return f"{_tag(shard)}:served:{model}:{klass}"
+
+
+def bell_key(shard: int, model: str, klass: str) -> str:
+    """list of at most one element: something waits in this queue; one idle worker takes it and looks."""
+    return f"{_tag(shard)}:bell:{model}:{klass}"
+
+
+def own_bell_key(shard: int, model: str, consumer: str) -> str:
+    """list of at most one element: something waits for this worker alone. No class is spelled with an @."""
+    return f"{_tag(shard)}:bell:{model}:@{consumer}"
+
+
+def seat_key(shard: int, model: str, consumer: str) -> str:
+    """hash: a worker's last `take` (its nonce and what it got) and how much room it had left."""
+    return f"{_tag(shard)}:seat:{model}:{consumer}"
+
+
+def limit_key(shard: int, share: str) -> str:
+    """hash: requests and tokens that a share has used of its limits per minute."""
+    return f"{_tag(shard)}:limit:{share}"
+
+
+def open_key(shard: int, share: str) -> str:
+    """set: ids of a share's unfinished requests, where their number is limited."""
+    return f"{_tag(shard)}:open:{share}"
 
 
 def queues_before(queue: str) -> list[str]:
@@ -187,3 +258,8 @@ def blob_key(sha256: str) -> str:
 def worker_key(worker_id: str) -> str:
     """string: the msgpack WorkerCard, a heartbeat with a short TTL."""
     return f"hr:worker:{worker_id}"
+
+
+def prefixes_key(worker_id: str) -> str:
+    """string: fingerprints of the prompt beginnings that a worker has in its cache, 8 bytes each."""
+    return f"hr:prefixes:{worker_id}"

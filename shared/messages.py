@@ -76,7 +76,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     grace_ms: int = 0
     """How long the request goes on running after its client has gone (opt-in); 0 = a disconnect cancels."""
     priority: int = 0
-    """Among the sequences of one worker: lower runs first."""
+    """Among the waiting requests of one share, and among the sequences of one worker: lower runs first."""
     cache_salt: str = ""
     """Cached prefixes are shared between requests of the same salt only."""
     prompt_logprobs: int | None = None
@@ -87,6 +87,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     reading: Reading | None = None
     """None: the text is the content."""
+    share: str = ""
+    """Whose fair share of the service it comes out of, and whose limits it counts for; no blanks in it."""
+    weight: float = 1.0
+    """Of the share: with 2 it gets twice the tokens of one with 1 while both wait."""
+    service_tier: str = ""
+    """What the answer says of it; "" = nothing."""
 
     @property
     def num_choices(self) -> int:
@@ -96,6 +102,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     def prompt_tokens(self) -> int:
         """Prompt tokens as usage counts them: each prompt once, whatever n is."""
         return sum(map(len, self.prompts))
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Of all choices together."""
+        return self.stop.max_tokens * self.num_choices
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -43,8 +43,9 @@ class PendingEntries:
         self._max_tries = max_tries
         self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
 
-    async def take(self, count: int, idle_ms: int, whose: str) -> tuple[list[Entry], bool]:
+    async def take(self, count: int, idle_ms: int, whose: str, *, batch: int | None = None) -> tuple[list[Entry], bool]:
         """Up to `count` entries idle for `idle_ms` (of consumer `whose`, "" = anybody), and whether suspects are left.
+        At most `batch` of them of class batch; None = no such limit.
 
         Requests with progress first; a suspect only when there is nothing else and nothing unproved is held here.
         """
@@ -52,8 +53,11 @@ class PendingEntries:
             return [], True
         taken: list[Entry] = []
         suspected: list[str] = []
-        for queue in self._queues:
-            entries, suspects = await self._reclaim(queue, count - len(taken), idle_ms, whose, suspect=False)
+        for queue, most in zip(self._queues, (count, count if batch is None else batch), strict=True):
+            if most < 1:
+                continue
+            left = max(0, min(count, most) - len(taken))
+            entries, suspects = await self._reclaim(queue, left, idle_ms, whose, suspect=False)
             taken += entries
             suspected += [queue] if suspects else []
         if not suspected:

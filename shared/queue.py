@@ -8,76 +8,37 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
 
 from shared import keys, scripts
 from shared.errors import QueueFull
+from shared.limits import NO_LIMITS, Limits, rate_limited, use_of
 from shared.messages import GenerateRequest, decode_request, encode
+from shared.queue_views import DeadLetter, Depth, Position, RequestState, Submitted, TenantUse
 
-__all__ = ["DeadLetter", "Depth", "Position", "RequestQueue", "RequestState", "Submitted", "log_page"]
+__all__ = [
+    "NO_LIMITS",
+    "DeadLetter",
+    "Depth",
+    "Limits",
+    "Position",
+    "RequestQueue",
+    "RequestState",
+    "Submitted",
+    "TenantUse",
+    "log_page",
+]
 
+_MOST_PRIORITY = 4000
 _UNBOUNDED = 2**52
 """A limit no queue reaches; Lua's numbers are exact up to 2**53."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    rid: str
-    """The request's own id, or that of the earlier request it is attached to."""
-    created: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RequestState:
-    """Metadata of one request at one instant."""
-
-    state: str
-    """"open" or "done"."""
-    epoch: int
-    """Number of the last acquisition; 0 = never acquired."""
-    next: int
-    """Records in the log = seq of the next one."""
-    cancel: bool
-    deadline_ms: int
-    request: GenerateRequest
-    tenant: str
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    waiting: int
-    running: int
-    waiting_tokens: int
-    """Prompt tokens of the waiting requests."""
-    expected_wait_s: float | None = None
-    """Of a request queued now, at the measured drain rate; None = nothing measured yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A request that was given up."""
-
-    id: str
-    """Its place in the shard's dead letters; begins with Unix milliseconds."""
-    rid: str
-    model: str
-    code: str
-    message: str
-    tenant: str
-    tries: int
-    body: bytes
-    """The msgpack GenerateRequest, undecoded: it may be what could not be read."""
-
-
-class Position(NamedTuple):
-    ahead: int
-    """Waiting requests that are served before this one."""
-    expected_wait_s: float | None
-    """At the measured drain rate; None = nothing measured yet."""
+_OFFER_MS = 100
+"""How long a request is kept for a worker that has its prefix cached and room for it."""
 
 
 def log_page(rows: Any) -> list[bytes]:
@@ -115,18 +76,25 @@ class RequestQueue:
         max_waiting_tokens: int,
         idempotency: str = "",
         idempotency_ttl_ms: int = 0,
+        limits: Limits = NO_LIMITS,
+        prefer: str = "",
     ) -> Submitted:
         """Queues a request once, however often the call is sent. Subscribe to its channel before.
 
         `max_waiting` requests and `max_waiting_tokens` prompt tokens bound the request's own queue (model, class,
         shard). `idempotency` is a digest of the client's key and tenant; its requests must all go to one shard, so
-        choose the shard of the rid from the digest. Raises QueueFull with `retry_after` in seconds (1 to 60).
+        choose the shard of the rid from the digest. `limits` hold for the request's share within its shard, so all of a
+        limited share's requests must go to one. `prefer`: a worker that has its prefix cached. Raises QueueFull with
+        `retry_after` in seconds (1 to 60), RateLimited.
         """
         shard = keys.shard_of(request.rid)
         idem_ttl = (idempotency_ttl_ms or self._retention_ms) if idempotency else 0
         names = [*self._own_keys(request), keys.idempotency_key(shard, idempotency)]
-        limits: list[scripts.Arg] = [max_waiting, max_waiting_tokens, idem_ttl, keys.request_prefix(shard)]
-        reply = await scripts.SUBMIT(self._redis, names, [*self._head(request), *limits])
+        names += [keys.limit_key(shard, request.share), keys.open_key(shard, request.share)]
+        names += [keys.own_bell_key(shard, request.model, prefer)]
+        args: list[scripts.Arg] = [max_waiting, max_waiting_tokens, idem_ttl, keys.request_prefix(shard), _OFFER_MS]
+        args += [limits.requests_per_minute, limits.tokens_per_minute, limits.max_open]
+        reply = await scripts.SUBMIT(self._redis, names, [*self._head(request, prefer), *args])
         if reply[0] == -1:
             _, seconds, waiting, tokens = reply
             raise QueueFull(
@@ -134,7 +102,11 @@ class RequestQueue:
                 f"Retry in {seconds} s.",
                 retry_after=float(seconds),
             )
-        return Submitted(reply[1].decode(), reply[0] == 1)
+        if reply[0] == -2:
+            _, which, wait_ms, requests, tokens = reply
+            raise rate_limited(request, limits, which, wait_ms, use_of(limits, requests, tokens))
+        use = use_of(limits, reply[2], reply[3]) if len(reply) > 2 else None
+        return Submitted(reply[1].decode(), reply[0] == 1, use)
 
     async def restore(self, request: GenerateRequest, records: Sequence[bytes]) -> bool:
         """Queues an accepted, unfinished request again when Redis lost its metadata or its entry.
@@ -184,6 +156,17 @@ class RequestQueue:
         waiting, running, tokens, wait_ms = await scripts.DEPTH(self._redis, names, [])
         return Depth(waiting, running, tokens, wait_ms / 1000 if wait_ms >= 0 else None)
 
+    async def tenants(self, model: str, shard: int = 0, most: int = 20) -> list[TenantUse]:
+        """The shares that were served most, and up to as many that are served next, with all classes together."""
+        found: dict[str, TenantUse] = {}
+        for klass in keys.CLASSES:
+            flat = await scripts.TENANTS(self._redis, [keys.queue_key(shard, model, klass)], [most])
+            for name, served, waiting in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+                share = name.decode()
+                before = found.get(share, TenantUse(share, 0, 0))
+                found[share] = TenantUse(share, before.served_tokens + served, before.waiting + waiting)
+        return sorted(found.values(), key=lambda use: (-use.served_tokens, use.share))
+
     async def position(self, rid: str) -> Position | None:
         """None = unknown or ended; ahead 0 and 0.0 s = running."""
         queue = await self._queue_of(rid)
@@ -229,7 +212,7 @@ class RequestQueue:
         return [keys.request_key(request.rid), keys.log_key(request.rid), keys.queue_key(*place), keys.load_key(*place)]
 
     @staticmethod
-    def _head(request: GenerateRequest) -> list[scripts.Arg]:
+    def _head(request: GenerateRequest, prefer: str = "") -> list[scripts.Arg]:
         """What submit and restore write; the nonce tells a resent call from a second one."""
         return [
             request.rid,
@@ -239,4 +222,9 @@ class RequestQueue:
             request.deadline_ms,
             request.num_choices,
             request.prompt_tokens,
+            request.share,
+            f"{request.weight:.6f}",
+            max(-_MOST_PRIORITY, min(_MOST_PRIORITY, request.priority)),
+            request.max_output_tokens,
+            prefer,
         ]

@@ -30,6 +30,8 @@ __all__ = [
     "RENEW",
     "RESTORE",
     "SUBMIT",
+    "TAKE",
+    "TENANTS",
     "Arg",
     "Script",
 ]
@@ -42,6 +44,9 @@ _CONSTANTS = f"""\
 local GROUP, NOBODY = '{keys.GROUP}', '{keys.NOBODY}'
 local OPEN_TTL, LOAD_TTL, LEDGER_TTL = {keys.OPEN_TTL_MS}, {keys.LOAD_TTL_MS}, {keys.LEDGER_TTL_MS}
 local DEAD_TTL, DEAD_MAX = {keys.DEAD_TTL_MS}, {keys.DEAD_MAX}
+local SEAT_TTL, SERVED_TTL, SERVED_MAX = {keys.SEAT_TTL_MS}, {keys.SERVED_TTL_MS}, {keys.SERVED_MAX}
+local RID_LENGTH = {keys.RID_LENGTH}
+local PART = {{{", ".join(f"{name} = '{part}'" for name, part in keys.QUEUE_PARTS.items())}}}
 """
 
 
@@ -83,3 +88,5 @@ REMOVE_CONSUMER = Script("remove_consumer")
 RENEW = Script("renew")
 RESTORE = Script("restore")
 SUBMIT = Script("submit")
+TAKE = Script("take")
+TENANTS = Script("tenants")

@@ -1,4 +1,4 @@
--- How full a queue is and how fast it drains (included by submit, restore, depth, position and _close).
+-- How full a queue is and how fast it drains (included by _order and whoever counts).
 -- load  hash  tokens: prompt tokens waiting · done, done_tokens: finished requests and prompt tokens, decayed with
 --       RATE_TAU · at, since: Redis ms of the last and the first finish. Only a measure: losing it costs an estimate.
 

@@ -34,7 +34,8 @@ local function end_request(where, code, message)
   if m[4] == '' then add_waiting_tokens(where.load, 0 - m[3]) end
   redis.call('XADD', where.log, (m[1] + 1) .. '-0', 'd', record)
   redis.call('HSET', where.req, 'next', m[1] + 1)
-  close_request(where.req, where.log, where.queue, where.load, where.ledger_prefix, m[3], completion, where.retention)
+  close_request(where.req, where.log, where.queue, where.load, where.ledger_prefix, m[3], completion, 0,
+    where.retention)
   redis.call('PUBLISH', where.channel, record)
 end
 

@@ -1,7 +1,7 @@
 -- Appends records, each fenced, in order: log, next, then (terminal record) state, entry, ledger; publication last.
 -- KEYS  1 queue 2 load of class interactive  3 queue 4 load of class batch, then per record: req (hash), log (stream)
--- ARGV  1 retention ms  2 ledger prefix, then per record 7: channel, owner, seq, payload, class (1, 2; 0 = not the last
---       record), prompt tokens, completion tokens (of the terminal record)
+-- ARGV  1 retention ms  2 ledger prefix, then per record 8: channel, owner, seq, payload, class (1, 2; 0 = not the last
+--       record), prompt tokens, completion tokens, cached prompt tokens (of the terminal record)
 -- Reply flat list, two per record: kind, next.  0 OK · 1 DUP (logged before) · 2 GAP (send from next) · 3 FENCED ·
 --       4 CLOSED · 5 GONE
 -- Why   Four commands a record, 25 us at most. A replayed terminal record is DUP, not CLOSED: to its owner it means
@@ -29,7 +29,8 @@ local function append(req, log, a)
   if seq == 0 then redis.call('PEXPIRE', log, OPEN_TTL) end
   local class = tonumber(ARGV[a + 4])
   if class > 0 then
-    close_request(req, log, KEYS[2 * class - 1], KEYS[2 * class], ARGV[2], ARGV[a + 5], ARGV[a + 6], ARGV[1])
+    close_request(req, log, KEYS[2 * class - 1], KEYS[2 * class], ARGV[2], ARGV[a + 5], ARGV[a + 6],
+      ARGV[a + 7], ARGV[1])
   end
   redis.call('PUBLISH', ARGV[a], ARGV[a + 3])
   return OK, seq + 1
@@ -37,6 +38,6 @@ end
 
 local replies = {}
 for i = 0, (#KEYS - 4) / 2 - 1 do
-  replies[2 * i + 1], replies[2 * i + 2] = append(KEYS[5 + 2 * i], KEYS[6 + 2 * i], 3 + 7 * i)
+  replies[2 * i + 1], replies[2 * i + 2] = append(KEYS[5 + 2 * i], KEYS[6 + 2 * i], 3 + 8 * i)
 end
 return replies

@@ -31,7 +31,7 @@ def test_no_script_spells_a_key_or_unpacks_what_is_unbounded(path: Path) -> None
     assert "hr:" not in text
     assert "'KEYS'" not in text
     for argument in re.findall(r"unpack\(([^)]*)\)", text):
-        assert argument in ("KEYS", "ARGV, 1, 5", "args", "entry[2][2]")
+        assert argument in ("KEYS", "ARGV, 1, 5", "args", "entry[2][2]", "last[2]", "known[2]")
     for line in text.splitlines():
         assert len(line) <= 120
 
@@ -61,6 +61,15 @@ def test_all_names_of_a_request_share_one_hash_tag() -> None:
         keys.dead_key(7),
         keys.idempotency_key(7, "d"),
         keys.ledger_key(7, "t", "20260101"),
+        keys.wait_key(7, "m", "batch"),
+        keys.turn_key(7, "m", "batch"),
+        keys.share_key(7, "m", "batch", "t"),
+        keys.served_key(7, "m", "batch"),
+        keys.bell_key(7, "m", "batch"),
+        keys.own_bell_key(7, "m", "w"),
+        keys.seat_key(7, "m", "w"),
+        keys.limit_key(7, "t"),
+        keys.open_key(7, "t"),
     ]
     assert {re.search(r"\{(.*?)\}", name).group(1) for name in names} == {"q07"}  # type: ignore[union-attr]
 

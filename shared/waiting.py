@@ -1,0 +1,60 @@
+"""The waiting requests of one model and shard, as a worker takes them: in fair turn, without asking again and again.
+
+In: how much room there is. Out: entries, claimed for this consumer. A worker that finds nothing sleeps on its bells;
+each submit rings one of the sleepers, so a request costs one wake-up however many workers are idle.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared import keys, scripts
+from shared.claim import Entry
+
+__all__ = ["WaitingEntries"]
+
+
+class WaitingEntries:
+    """One consumer's view. `blocking` is for sleeping only."""
+
+    def __init__(self, redis: Redis, blocking: Redis, *, consumer: str, model: str, shard: int) -> None:
+        self._redis = redis
+        self._blocking = blocking
+        self._consumer = consumer
+        self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
+        self._names = [keys.seat_key(shard, model, consumer)]
+        for queue in self._queues:
+            self._names += [queue, keys.load_of_queue(queue)]
+        self._prefixes = (keys.request_prefix(shard), keys.seat_key(shard, model, ""))
+        self._own_bell = keys.own_bell_key(shard, model, consumer)
+        self._bells = [self._own_bell, *(keys.bell_key(shard, model, klass) for klass in keys.CLASSES)]
+
+    async def take(self, room: int, batch_room: int) -> tuple[list[Entry], int]:
+        """Entries for up to `room` choices (the last request may have more), and in how many ms one becomes free that
+        is kept for another worker until then; 0 = there is none."""
+        args: list[scripts.Arg] = [self._consumer, secrets.token_hex(8), room, batch_room, *self._prefixes]
+        kept_ms, *flat = await scripts.TAKE(self._redis, self._names, args)
+        rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        return [Entry(entry_id, rid.decode(), self._queues[klass - 1]) for entry_id, rid, klass in rows], kept_ms
+
+    async def sleep(self, ms: int, *, batch: bool) -> None:
+        """Until something is there for this worker (of class batch only with `batch`), for `ms` at most."""
+        bells = self._bells if batch else self._bells[:-1]
+        try:
+            await self._blocking.blpop(bells, timeout=ms / 1000)
+        except ResponseError as error:  # the server woke everybody (failover): a reason to look
+            if not str(error).startswith("UNBLOCKED"):
+                raise
+
+    async def nudge(self) -> None:
+        """Wakes this consumer's own `sleep`."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(self._own_bell)
+            pipe.rpush(self._own_bell, 1)
+            pipe.pexpire(self._own_bell, keys.LOAD_TTL_MS)
+            calls: Any = pipe
+            await calls.execute()
