@@ -10,9 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from kernels.layout import AttentionWeights, BatchLayout, KVCache, MlpWeights, PackedLinear, RopeTable
+from kernels.layout import (
+    AttentionWeights,
+    BatchLayout,
+    KVCache,
+    MlpWeights,
+    PackedLinear,
+    QuantizedTensor,
+    RopeTable,
+)
 
 __all__ = ["Ops", "Step"]
 
@@ -43,14 +52,17 @@ class Ops(ABC):
     name: str
     note: str = ""
     """Why this backend was chosen over a faster one, for the log; empty where it is the one asked for."""
+    weight_formats: frozenset[str] = frozenset()
+    """Quantized formats that `pack_linear` and `pack_embedding` take: as GGUF blocks, or as what to make of plain
+    weights."""
 
     @abstractmethod
     def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:
         """Prepares a forward pass over `layout`."""
 
     @abstractmethod
-    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
-        """weight [V, H], token_ids int64 [T] -> [T, H]."""
+    def embedding(self, table: PackedLinear, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows token_ids int64 [T] of a table made by `pack_embedding` -> [T, H] of `dtype`."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,8 +75,23 @@ class Ops(ABC):
         memory."""
 
     @abstractmethod
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """weight [out, in], bias [out] -> the backend's fastest layout; may keep `weight` itself."""
+    def pack_linear(
+        self, weight: Tensor | QuantizedTensor, bias: Tensor | None = None, weight_format: str = ""
+    ) -> PackedLinear:
+        """weight [out, in], bias [out] -> the backend's fastest layout; may keep `weight` itself.
+
+        weight_format: one of `weight_formats`, which plain weights are quantized to; "" keeps what they are. Raises
+        ValueError for a format that the backend or the weight's shape does not allow.
+        """
+
+    @abstractmethod
+    def pack_embedding(self, weight: Tensor | QuantizedTensor, weight_format: str = "") -> PackedLinear:
+        """As `pack_linear`, in a layout that `embedding` reads rows from."""
+
+    @abstractmethod
+    def tied_head(self, table: PackedLinear) -> PackedLinear:
+        """What `logits` takes where it shares the embedding's weights; the table itself where the layout serves
+        both."""
 
     @abstractmethod
     def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "BLOCK_BYTES",
     "AttentionWeights",
     "BatchLayout",
     "KVCache",
@@ -25,6 +26,9 @@ __all__ = [
     "kv_cache_bytes",
     "new_kv_cache",
 ]
+
+BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
+"""Bytes of a GGUF block of 32 values, of every block format that kernels may take."""
 
 _ALIGNMENT = 64
 

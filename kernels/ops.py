@@ -15,6 +15,7 @@ from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
 from kernels.interface import Ops, Step
 from kernels.layout import (
+    BLOCK_BYTES,
     AttentionWeights,
     BatchLayout,
     KVCache,
@@ -29,6 +30,7 @@ from kernels.layout import (
 from kernels.reference import ReferenceOps
 
 __all__ = [
+    "BLOCK_BYTES",
     "AttentionWeights",
     "BatchLayout",
     "KVCache",

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.interface import Ops, Step
-from kernels.layout import BatchLayout, KVCache, LayerCache, PackedLinear, RopeTable
+from kernels.layout import BatchLayout, KVCache, LayerCache, PackedLinear, QuantizedTensor, RopeTable
 
 __all__ = ["ReferenceOps"]
 
@@ -121,8 +121,8 @@ class ReferenceOps(Ops):
     def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:
         return _ReferenceStep(layout, cache, rope)
 
-    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, weight)
+    def embedding(self, table: PackedLinear, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.embedding(token_ids, table.weight).to(dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -131,8 +131,18 @@ class ReferenceOps(Ops):
         total = x.float() if residual is None else residual.add_(x)
         return self.rms_norm(total, weight.float(), eps).to(x.dtype), total
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(
+        self, weight: Tensor | QuantizedTensor, bias: Tensor | None = None, weight_format: str = ""
+    ) -> PackedLinear:
+        if weight_format or isinstance(weight, QuantizedTensor):
+            raise ValueError(f"the {self.name} backend has no quantized weights; expand them first")
         return PackedLinear(weight, bias, weight.shape[1], weight.shape[0], packed=False)
+
+    def pack_embedding(self, weight: Tensor | QuantizedTensor, weight_format: str = "") -> PackedLinear:
+        return ReferenceOps.pack_linear(self, weight, None, weight_format)
+
+    def tied_head(self, table: PackedLinear) -> PackedLinear:
+        return table
 
     def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
         return F.linear(x, layer.weight, layer.bias)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_worker.layers.weights import LinearSpec, TensorSpec, WeightStore
+from engine_worker.layers.specs import LinearSpec, TensorSpec
+from engine_worker.layers.weights import WeightStore
 from kernels.ops import AttentionWeights, MlpWeights
 
 __all__ = ["DecoderShape"]

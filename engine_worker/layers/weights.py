@@ -15,33 +15,13 @@ import torch
 from torch import Tensor
 
 from engine_worker.errors import LoadError
-from kernels.ops import Ops, PackedLinear
+from engine_worker.layers.specs import LinearSpec, TensorSpec
+from engine_worker.quant.scheme import Scheme, Storage
+from kernels.ops import BLOCK_BYTES, Ops, PackedLinear, QuantizedTensor
 
-__all__ = ["LinearSpec", "TensorSpec", "WeightStore"]
+__all__ = ["WeightStore"]
 
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A parameter used as it is: `name` in the checkpoint, e.g. "model.norm.weight"."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LinearSpec:
-    """A linear layer made of one or more of the checkpoint's, stacked along the output rows in this order."""
-
-    name: str
-    parts: tuple[tuple[str, int], ...]
-    """(checkpoint name without ".weight", output rows)."""
-    in_features: int
-    bias: bool = False
-
-    @property
-    def out_features(self) -> int:
-        """Rows of all parts."""
-        return sum(rows for _, rows in self.parts)
+_BLOCK = 32
 
 
 @dataclass(slots=True)
@@ -50,13 +30,15 @@ class _Buffer:
 
     owner: str
     shape: tuple[int, ...]
+    dtype: torch.dtype
     missing: set[str]
     data: Tensor | None = None
 
 
 @dataclass(slots=True)
 class _Part:
-    """One checkpoint tensor's place: rows start … start + shape[0] - 1 of a buffer."""
+    """One checkpoint tensor's place: rows start … start + shape[0] - 1 of a buffer. `shape` is the tensor's own, also
+    where the buffer holds blocks."""
 
     buffer: _Buffer
     start: int
@@ -67,6 +49,7 @@ class _Part:
 @dataclass(slots=True)
 class _Linear:
     spec: LinearSpec
+    storage: Storage
     weight: _Buffer
     bias: _Buffer | None
     packed: PackedLinear | None = field(default=None)
@@ -82,10 +65,14 @@ class WeightStore:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        scheme: Scheme | None = None,
         poison: bool = False,
     ) -> None:
-        """`poison` fills new memory with NaN, so that a test sees what was never written."""
+        """scheme: how matrices are kept; None: in `dtype`. `poison` fills new memory with NaN (blocks: with scales of
+        NaN), so that a test sees what was never written."""
         self._ops = ops
+        self._scheme = scheme or Scheme("none", {})
+        self._num_bytes = 0
         self._poison = poison
         self._dtype = dtype
         self._device = device
@@ -94,7 +81,8 @@ class WeightStore:
         self._linears: dict[str, _Linear] = {}
         for spec in specs:
             if isinstance(spec, TensorSpec):
-                self._tensors[spec.name] = self._declare(spec.name, [(spec.name, spec.shape[0])], spec.shape[1:])
+                parts = [(spec.name, spec.shape[0])]
+                self._tensors[spec.name] = self._declare(spec.name, parts, spec.shape[1:], torch.float32)
             else:
                 self._declare_linear(spec)
 
@@ -107,15 +95,17 @@ class WeightStore:
         return self._parts[name].shape
 
     def destination(self, name: str) -> Tensor:
-        """The memory to write checkpoint tensor `name` to, all of it, before `written(name)`."""
+        """The memory to write checkpoint tensor `name` to, all of it, before `written(name)`: floats of its shape, or
+        uint8 rows of GGUF blocks where the scheme keeps those."""
         part = self._parts[name]
         if part.written:
             raise LoadError(f"The checkpoint holds the tensor {name!r} twice.")
-        if part.buffer.data is None:
-            part.buffer.data = torch.empty(part.buffer.shape, dtype=self._dtype, device=self._device)
+        buffer = part.buffer
+        if buffer.data is None:
+            buffer.data = torch.empty(buffer.shape, dtype=buffer.dtype, device=self._device)
             if self._poison:
-                part.buffer.data.fill_(float("nan"))
-        return part.buffer.data[part.start : part.start + part.shape[0]]
+                buffer.data.fill_(255 if buffer.dtype is torch.uint8 else float("nan"))
+        return buffer.data[part.start : part.start + part.shape[0]]
 
     def written(self, name: str) -> None:
         """Marks `name` as complete; packs its linear layer when that was the last part."""
@@ -144,16 +134,30 @@ class WeightStore:
             raise LoadError(f"The checkpoint lacks tensors of {name!r}: {', '.join(self.missing()[:5])}.")
         return packed
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all finished parameters, as they are kept."""
+        plain = (buffer.data.nbytes for buffer in self._tensors.values() if buffer.data is not None)
+        return self._num_bytes + sum(plain)
+
+    def formats(self) -> list[str]:
+        """Quantized formats in use, in order of the alphabet."""
+        return sorted({linear.storage.format for linear in self._linears.values()} - {""})
+
     def _declare_linear(self, spec: LinearSpec) -> None:
-        weights = [(f"{part}.weight", rows) for part, rows in spec.parts]
-        weight = self._declare(spec.name, weights, (spec.in_features,))
+        storage = self._scheme.storage(spec.weights(), precise=spec.precise)
+        parts = [(f"{part}.weight", rows) for part, rows in spec.parts]
+        weight = self._declare(spec.name, parts, (spec.in_features,), storage.staging or self._dtype)
+        if storage.blocks:
+            weight.shape = (spec.out_features, spec.in_features // _BLOCK * BLOCK_BYTES[storage.format])
+            weight.dtype = torch.uint8
         bias = None
         if spec.bias:
-            bias = self._declare(spec.name, [(f"{part}.bias", rows) for part, rows in spec.parts], ())
-        self._linears[spec.name] = _Linear(spec, weight, bias)
+            bias = self._declare(spec.name, [(f"{part}.bias", rows) for part, rows in spec.parts], (), self._dtype)
+        self._linears[spec.name] = _Linear(spec, storage, weight, bias)
 
-    def _declare(self, owner: str, parts: list[tuple[str, int]], rest: tuple[int, ...]) -> _Buffer:
-        buffer = _Buffer(owner, (sum(rows for _, rows in parts), *rest), {name for name, _ in parts})
+    def _declare(self, owner: str, parts: list[tuple[str, int]], rest: tuple[int, ...], dtype: torch.dtype) -> _Buffer:
+        buffer = _Buffer(owner, (sum(rows for _, rows in parts), *rest), dtype, {name for name, _ in parts})
         start = 0
         for name, rows in parts:
             self._parts[name] = _Part(buffer, start, (rows, *rest))
@@ -161,9 +165,18 @@ class WeightStore:
         return buffer
 
     def _pack(self, linear: _Linear) -> None:
-        weight, bias = linear.weight.data, linear.bias.data if linear.bias else None
-        if weight is None:
-            raise LoadError(f"{linear.spec.name!r} was completed without data.")
-        linear.packed = self._ops.pack_linear(weight, bias)
+        spec, storage = linear.spec, linear.storage
+        data, bias = linear.weight.data, linear.bias.data if linear.bias else None
+        if data is None:
+            raise LoadError(f"{spec.name!r} was completed without data.")
+        weight = QuantizedTensor(data, storage.format, spec.in_features) if storage.blocks else data
+        try:
+            if spec.lookup:
+                linear.packed = self._ops.pack_embedding(weight, storage.format)
+            else:
+                linear.packed = self._ops.pack_linear(weight, bias, storage.format)
+        except ValueError as error:
+            raise LoadError(f"{spec.name!r} cannot be kept as {storage.format}: {error}.") from error
         # The packed layer owns the data from here on.
         linear.weight.data = None
+        self._num_bytes += linear.packed.weight.nbytes + (0 if bias is None else bias.nbytes)

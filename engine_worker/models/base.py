@@ -56,6 +56,10 @@ class LoadedModel:
     """Default served name: hub id, directory name, or the GGUF file's stem."""
     kernels: str
     """The op table that serves it: native-avx512, onednn, reference, … and, where that is not the first choice, why."""
+    quantization: str
+    """Formats of the quantized weights, e.g. "q4_1, q8_0"; "none", and why where something else was to be expected."""
+    weight_bytes: int
+    """Memory of all weights."""
     fingerprint: str
-    """16 hex digits over the weights' identity (names, shapes, types, sampled bytes) and dtype: equal on every
-    worker."""
+    """16 hex digits over the weights' identity (names, shapes, types, sampled bytes), dtype and quantization: equal on
+    every worker."""

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from engine_worker.layers.decoder import DecoderShape
 from engine_worker.layers.rope import rope_table
-from engine_worker.layers.weights import LinearSpec, TensorSpec, WeightStore
+from engine_worker.layers.specs import LinearSpec, TensorSpec
+from engine_worker.layers.weights import WeightStore
 from engine_worker.models.config import ModelConfig
 from kernels.ops import BatchLayout, KVCache, Ops, new_kv_cache
 
 __all__ = ["Llama"]
 
-_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDING = "model.embed_tokens"
 _FINAL_NORM = "model.norm.weight"
 _HEAD = "lm_head"
 
@@ -40,23 +41,25 @@ class Llama:
         self._device = device
         self._ops = ops
         shape = _shape(config)
-        self._embedding = store.tensor(_EMBEDDING)
+        self._embedding = store.linear(_EMBEDDING)
         self._layers = [shape.weights(store, f"model.layers.{index}.") for index in range(config.num_layers)]
         self._norm = store.tensor(_FINAL_NORM)
-        # Tied weights are packed once more where the backend has its own layout: rows are looked up in the plain one.
-        self._head = ops.pack_linear(self._embedding) if config.tie_word_embeddings else store.linear(_HEAD)
+        self._head = ops.tied_head(self._embedding) if config.tie_word_embeddings else store.linear(_HEAD)
         self._rope = rope_table(config.rope, config.max_model_len, device)
 
     @staticmethod
     def specs(config: ModelConfig) -> list[TensorSpec | LinearSpec]:
         """The checkpoint tensors this model takes."""
         shape = _shape(config)
-        specs: list[TensorSpec | LinearSpec] = [TensorSpec(_EMBEDDING, (config.vocab_size, config.hidden_size))]
+        words, hidden = config.vocab_size, config.hidden_size
+        specs: list[TensorSpec | LinearSpec] = [
+            LinearSpec(_EMBEDDING, ((_EMBEDDING, words),), hidden, lookup=True, precise=True)
+        ]
         for index in range(config.num_layers):
             specs += shape.specs(f"model.layers.{index}.")
-        specs.append(TensorSpec(_FINAL_NORM, (config.hidden_size,)))
+        specs.append(TensorSpec(_FINAL_NORM, (hidden,)))
         if not config.tie_word_embeddings:
-            specs.append(LinearSpec(_HEAD, ((_HEAD, config.vocab_size),), config.hidden_size))
+            specs.append(LinearSpec(_HEAD, ((_HEAD, words),), hidden, precise=True))
         return specs
 
     @property
@@ -84,7 +87,7 @@ class Llama:
     def forward(self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache) -> Tensor:
         """See `Model.forward`."""
         step = self._ops.begin(layout, kv_cache, self._rope)
-        x = self._ops.embedding(self._embedding, token_ids)
+        x = self._ops.embedding(self._embedding, token_ids, self._config.torch_dtype)
         x, residual = self._ops.decoder(x, self._layers, step)
         normed, _ = self._ops.add_rms_norm(x, residual, self._norm, self._config.rms_norm_eps)
         return normed

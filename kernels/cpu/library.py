@@ -87,6 +87,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_packed_bytes": (c_int64, [c_int64] * 3),
     "hr_pack": (None, [c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
     "hr_linear": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p, c_int64]),
+    "hr_rows": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p]),
     "hr_attention_block": (None, [c_void_p, _STEP, _ATTENTION, c_int64, c_void_p, c_void_p, c_void_p]),
     "hr_mlp_block": (None, [c_void_p, _MLP, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "hr_decoder": (None, [c_void_p, _STEP, c_int64] + [c_void_p] * 5),

@@ -1,7 +1,6 @@
 """The op table on our own C++ kernels (src/): packed weights, one call for an attention block and one for an MLP block.
 
-Float32 and bfloat16 models; any other type runs on the reference backend it inherits. Scratch memory belongs to the
-calling thread, so engines on threads of their own may share a model.
+Float32 and bfloat16 models; any other type runs on the reference backend. dense.py has the operators without attention.
 """
 
 from __future__ import annotations
@@ -13,25 +12,14 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from kernels.cpu.dense import DenseOps, expect
 from kernels.cpu.library import DTYPES, HrAttention, HrMlp, HrStep, Library
-from kernels.cpu.packing import Arena, attention_struct, linear_struct, mlp_struct, pack, pointer_array
-from kernels.cpu.scratch import Pages, Scratch
+from kernels.cpu.packing import attention_struct, mlp_struct, pointer_array
+from kernels.cpu.scratch import Pages
 from kernels.interface import Step
-from kernels.layout import (
-    AttentionWeights,
-    BatchLayout,
-    KVCache,
-    MlpWeights,
-    PackedLinear,
-    QuantizedTensor,
-    RopeTable,
-)
-from kernels.reference import ReferenceOps
+from kernels.layout import AttentionWeights, BatchLayout, KVCache, MlpWeights, RopeTable
 
 __all__ = ["NativeOps"]
-
-_VECTOR = 16
-"""The element-wise kernels handle rows of a multiple of this."""
 
 
 class _NativeStep:
@@ -68,7 +56,7 @@ class _NativeStep:
 
     def rope_and_cache(self, qkv: Tensor, layer: int, num_heads: int) -> Tensor:
         """See `Step`."""
-        _expect(qkv, self.dtype, (self.num_tokens, (num_heads + 2 * self._kv_heads) * self._head_dim))
+        expect(qkv, self.dtype, (self.num_tokens, (num_heads + 2 * self._kv_heads) * self._head_dim))
         query = torch.empty((self.num_tokens, num_heads, self._head_dim), dtype=self.dtype)
         self._ops.functions.hr_rotate_and_cache(
             self._ops.workspace, self.struct, layer, num_heads, qkv.data_ptr(), query.data_ptr()
@@ -78,7 +66,7 @@ class _NativeStep:
     def attention(self, query: Tensor, layer: int) -> Tensor:
         """See `Step`."""
         num_heads = query.shape[1]
-        _expect(query, self.dtype, (self.num_tokens, num_heads, self._head_dim))
+        expect(query, self.dtype, (self.num_tokens, num_heads, self._head_dim))
         out = torch.empty((self.num_tokens, num_heads * self._head_dim), dtype=self.dtype)
         self._ops.functions.hr_attention(
             self._ops.workspace, self.struct, layer, num_heads, query.data_ptr(), out.data_ptr()
@@ -86,28 +74,15 @@ class _NativeStep:
         return out
 
 
-class NativeOps(ReferenceOps):
+class NativeOps(DenseOps):
     """CPU backend in C++."""
 
     def __init__(self, library: Library, threads: int = 0) -> None:
-        """threads: how many a call may use, the caller's included; 0 = as many as torch."""
-        self.name = f"native-{library.level}"
-        self.functions = library.functions
-        self._library = library
-        self.threads = threads or torch.get_num_threads()
-        self._scratch = Scratch(self.functions, self.threads)
+        super().__init__(library, threads)
         self._serial = count()
-        self._arena = Arena()
         # The C views of weights, by identity; the tuple keeps the weights alive, so an identity is never reused.
         self._attention: dict[int, tuple[HrAttention, AttentionWeights, Tensor]] = {}
         self._mlp: dict[int, tuple[HrMlp, MlpWeights, Tensor]] = {}
-        self._norms: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def workspace(self) -> int:
-        """The calling thread's."""
-        workspace: int = self._scratch.workspace
-        return workspace
 
     def cache_pointers(self, cache: KVCache) -> tuple[Pages, Pages]:
         """Addresses of every layer's keys and values. Made once per cache and thread."""
@@ -126,86 +101,15 @@ class NativeOps(ReferenceOps):
             return super().begin(layout, cache, rope)
         return _NativeStep(self, layout, cache, rope, next(self._serial))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if not _elementwise(x):
-            return super().rms_norm(x, weight, eps)
-        return self._norm(x, None, weight, eps)
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        if not _elementwise(x):
-            return super().add_rms_norm(x, residual, weight, eps)
-        if residual is not None:
-            _expect(residual, torch.float32, x.shape)
-        return self._norm(x, residual, weight, eps), x.float() if residual is None else residual
-
-    def _norm(self, x: Tensor, stream: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty_like(x)
-        width = x.shape[-1]
-        self.functions.hr_rms_norm(
-            self.workspace,
-            DTYPES[x.dtype],
-            x.numel() // width,
-            width,
-            x.data_ptr(),
-            None if stream is None else stream.data_ptr(),
-            self._wide_norm(weight).data_ptr(),
-            eps,
-            out.data_ptr(),
-        )
-        return out
-
-    def _wide_norm(self, weight: Tensor) -> Tensor:
-        if weight.dtype is torch.float32:
-            return weight
-        known = self._norms.get(id(weight))
-        if known is None:
-            known = self._norms[id(weight)] = (weight.float(), weight)
-        return known[0]
-
-    def pack_linear(
-        self, weight: Tensor | QuantizedTensor, bias: Tensor | None = None, weight_format: str = ""
-    ) -> PackedLinear:
-        """See `Ops`. weight_format: quantizes plain weights as int8, q8_0, q4_0 or q4_1; "" keeps their own type."""
-        if isinstance(weight, Tensor) and weight.dtype not in DTYPES:
-            return super().pack_linear(weight, bias)
-        return pack(self._library, self._arena, weight, bias, weight_format, self.threads)
-
-    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
-        return self._linear(x, layer, x.dtype) if layer.packed else super().linear(x, layer)
-
-    def logits(self, hidden: Tensor, head: PackedLinear) -> Tensor:
-        return self._linear(hidden, head, torch.float32) if head.packed else super().logits(hidden, head)
-
-    def _linear(self, x: Tensor, layer: PackedLinear, dtype: torch.dtype) -> Tensor:
-        x = x.contiguous()
-        rows = x.numel() // layer.in_features
-        _expect(x, x.dtype, (rows, layer.in_features))
-        out = torch.empty((rows, layer.out_features), dtype=dtype)
-        self.functions.hr_linear(
-            self.workspace, linear_struct(layer), DTYPES[x.dtype], rows, x.data_ptr(), out.data_ptr(), DTYPES[dtype]
-        )
-        return out
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        width = gate_up.shape[-1] // 2
-        if not _elementwise(gate_up) or width % _VECTOR:
-            return super().silu_and_mul(gate_up)
-        out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype)
-        rows = out.numel() // width
-        self.functions.hr_silu_mul(
-            self.workspace, DTYPES[gate_up.dtype], rows, width, gate_up.data_ptr(), out.data_ptr()
-        )
-        return out
-
     def attention_block(
         self, x: Tensor, residual: Tensor | None, weights: AttentionWeights, step: Step, layer: int
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(step, _NativeStep) or not weights.qkv.packed:
             return super().attention_block(x, residual, weights, step, layer)
         shape = (step.num_tokens, weights.qkv.in_features)
-        _expect(x, step.dtype, shape)
+        expect(x, step.dtype, shape)
         stream = x.float() if residual is None else residual
-        _expect(stream, torch.float32, shape)
+        expect(stream, torch.float32, shape)
         # x is used up once it is added to the stream, so the result takes its place.
         out = torch.empty_like(x) if residual is None else x
         self.functions.hr_attention_block(
@@ -223,8 +127,8 @@ class NativeOps(ReferenceOps):
         if not weights.gate_up.packed:
             return super().mlp_block(x, residual, weights)
         shape = (x.shape[0], weights.gate_up.in_features)
-        _expect(x, x.dtype, shape)
-        _expect(residual, torch.float32, shape)
+        expect(x, x.dtype, shape)
+        expect(residual, torch.float32, shape)
         self.functions.hr_mlp_block(
             self.workspace,
             self._mlp_struct(weights),
@@ -241,7 +145,7 @@ class NativeOps(ReferenceOps):
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(step, _NativeStep) or not all(a.qkv.packed and m.gate_up.packed for a, m in layers):
             return super().decoder(x, layers, step)
-        _expect(x, step.dtype, (step.num_tokens, layers[0][0].qkv.in_features))
+        expect(x, step.dtype, (step.num_tokens, layers[0][0].qkv.in_features))
         stream, delta = x.float(), torch.empty_like(x)
         attention = pointer_array([self._attention_struct(weights) for weights, _ in layers])
         mlp = pointer_array([self._mlp_struct(weights) for _, weights in layers])
@@ -270,18 +174,6 @@ class NativeOps(ReferenceOps):
             norm = weights.norm.float().contiguous()
             known = self._mlp[id(weights)] = (mlp_struct(weights, norm), weights, norm)
         return known[0]
-
-
-def _elementwise(x: Tensor) -> bool:
-    return x.dtype in DTYPES and x.is_contiguous() and x.shape[-1] % _VECTOR == 0
-
-
-def _expect(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """The C++ side checks nothing, so a wrong tensor must stop here."""
-    if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
-        raise ValueError(
-            f"expected a contiguous {dtype} tensor of shape {tuple(shape)}, got {x.dtype} {tuple(x.shape)}"
-        )
 
 
 def _pointer(x: Tensor, dtype: torch.dtype) -> int:

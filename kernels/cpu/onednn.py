@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kernels.layout import PackedLinear
+from kernels.layout import PackedLinear, QuantizedTensor
 from kernels.reference import ReferenceOps
 
 __all__ = ["OneDnnOps"]
@@ -26,12 +26,20 @@ class OneDnnOps(ReferenceOps):
 
     name = "onednn"
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        if weight.dtype is not torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return super().pack_linear(weight, bias)
+    def pack_linear(
+        self, weight: Tensor | QuantizedTensor, bias: Tensor | None = None, weight_format: str = ""
+    ) -> PackedLinear:
+        if isinstance(weight, QuantizedTensor) or weight_format or weight.dtype is not torch.bfloat16:
+            return super().pack_linear(weight, bias, weight_format)
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return super().pack_linear(weight, bias, weight_format)
         out_features, in_features = weight.shape
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT)
         return PackedLinear(packed, bias, in_features, out_features, packed=True)
+
+    def tied_head(self, table: PackedLinear) -> PackedLinear:
+        # Rows are looked up in the plain weights, so these exist twice.
+        return self.pack_linear(table.weight)
 
     def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
         if not layer.packed:

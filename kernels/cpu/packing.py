@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import DTYPES, HrAttention, HrLinear, HrMlp, Library
-from kernels.layout import AttentionWeights, MlpWeights, PackedLinear, QuantizedTensor
+from kernels.layout import BLOCK_BYTES, AttentionWeights, MlpWeights, PackedLinear, QuantizedTensor
 
 __all__ = [
-    "BLOCK_BYTES",
     "FORMATS",
+    "QUANTIZED",
     "Arena",
     "attention_struct",
     "linear_struct",
@@ -27,8 +27,9 @@ __all__ = [
 
 FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5}
 """Weight formats with their code in src/types.h."""
-BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
-"""Bytes of a GGUF block of 32 values."""
+
+QUANTIZED = frozenset({"int8", *BLOCK_BYTES})
+"""Formats that are not a plain float type. int8: one scale a row, rotated inputs (src/hadamard.h)."""
 
 _BLOCK = 32
 _ALIGNMENT = 64

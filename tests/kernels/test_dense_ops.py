@@ -80,8 +80,14 @@ def test_silu_and_mul(backend: tuple[Ops, str], dtype: torch.dtype) -> None:
     close(ops.silu_and_mul(gate_up), gate / (1 + torch.exp(-gate)) * up, dtype)
 
 
-def test_embedding(backend: tuple[Ops, str]) -> None:
+@DTYPES
+def test_embedding_and_the_head_tied_to_it(backend: tuple[Ops, str], dtype: torch.dtype) -> None:
     ops, device = backend
-    weight = torch.randn(11, 6, device=device)
-    ids = torch.tensor([10, 0, 3, 3], device=device)
-    assert torch.equal(ops.embedding(weight, ids), torch.stack([weight[i] for i in ids]))
+    weight = torch.randn(19, 6, device=device).to(dtype)
+    ids = torch.tensor([18, 0, 3, 3, *range(17)], device=device)
+    table = ops.pack_embedding(weight.clone())
+    assert torch.equal(ops.embedding(table, ids, dtype), torch.stack([weight[i] for i in ids]))
+    hidden = torch.randn(3, 6, device=device).to(dtype)
+    with torch.inference_mode():
+        logits = ops.logits(hidden, ops.tied_head(table))
+    close(logits.to(dtype), hidden.double() @ weight.double().T, dtype)

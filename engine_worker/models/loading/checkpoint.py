@@ -38,7 +38,8 @@ class Checkpoint(Protocol):
         """All tensors, in the order of the file."""
 
     def read(self, name: str, destination: Tensor) -> None:
-        """Writes the tensor into `destination` (its shape, any float dtype, any device)."""
+        """Writes the tensor into `destination`: its shape, any float dtype, any device; or uint8 [rows, bytes of a row
+        of blocks] for a type in BLOCK_FORMATS."""
 
     def sample(self, name: str, size: int) -> bytes:
         """The first `size` stored bytes, or all of a smaller tensor."""

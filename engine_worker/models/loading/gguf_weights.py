@@ -1,4 +1,4 @@
-"""Weights of a GGUF file under their Hugging Face names, expanded straight into their destination."""
+"""Weights of a GGUF file under their Hugging Face names, expanded or as blocks, straight into their destination."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from engine_worker.errors import LoadError
 from engine_worker.models.loading.checkpoint import TensorInfo
 from engine_worker.models.loading.gguf_file import GgufFile, GgufTensor
+from engine_worker.quant.blocks import blocks_into
 from engine_worker.quant.dequantize import dequantize_into
 
 __all__ = ["GgufCheckpoint"]
@@ -59,6 +60,9 @@ class GgufCheckpoint:
         heads = self._heads.get(name.split(".")[-2])
         if heads is not None:
             raw = raw.index_select(0, half_split_order(tensor.shape[0], heads))
+        if destination.dtype is torch.uint8:
+            blocks_into(raw, tensor.kind, destination)
+            return
         dequantize_into(raw, tensor.kind, destination if destination.dim() > 1 else destination.unsqueeze(1))
 
     def sample(self, name: str, size: int) -> bytes:

@@ -23,6 +23,7 @@ from engine_worker.models.loading.safetensors_weights import SafetensorsCheckpoi
 from engine_worker.models.loading.sources import resolve
 from engine_worker.models.loading.text_assets import TextAssets
 from engine_worker.models.registry import model_class
+from engine_worker.quant.scheme import make_scheme
 from kernels.ops import select_backend, will_compile
 
 __all__ = ["COMPILING", "load"]
@@ -44,19 +45,23 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     max_model_len: int | None = None,
+    quantization: str = "auto",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads the model `source` names: a directory, a hub id, a .gguf file, or "" for the default model.
 
-    `device` is auto, cpu or cuda; auto takes CUDA where there is some. `progress(done_bytes, total_bytes, what)` is
-    called before every tensor and once at the end, and with COMPILING before kernels are compiled, from this thread.
+    `device` is auto, cpu or cuda; auto takes CUDA where there is some. `quantization` is one of QUANTIZATIONS.
+    `progress(done_bytes, total_bytes, what)` is called before every tensor and once at the end, and with COMPILING
+    before kernels are compiled, from this thread.
     Raises LoadError with a message for the user.
     """
     target = _device(device)
     resolved = resolve(source)
     opener = _open_gguf if resolved.is_gguf else _open_directory
     opened = opener(resolved.path, dtype, target, max_model_len)
-    config = prefer_exact(opened.config, dtype, target)
+    # Who asks for quantised weights has chosen speed: float32 would compute exactly what is no longer exact.
+    exact = quantization in ("auto", "none")
+    config = prefer_exact(opened.config, dtype, target) if exact else opened.config
     report = progress or _silent
     try:
         if will_compile(target):
@@ -65,8 +70,11 @@ def load(
     except ValueError as error:
         raise LoadError(str(error)) from error
     architecture = model_class(config.architecture)
-    store = WeightStore(architecture.specs(config), ops, config.torch_dtype, target)
+    kinds = {name: info.kind for name, info in opened.checkpoint.tensors.items()}
+    scheme = make_scheme(quantization, config.torch_dtype, kinds, ops.weight_formats)
+    store = WeightStore(architecture.specs(config), ops, config.torch_dtype, target, scheme=scheme)
     fill(store, opened.checkpoint, report, tied=config.tie_word_embeddings)
+    formats = store.formats()
     return LoadedModel(
         model=architecture(config, store, ops, target),
         config=config,
@@ -78,7 +86,9 @@ def load(
         defaults=opened.text.defaults,
         name=resolved.name,
         kernels=f"{ops.name} ({ops.note})" if ops.note else ops.name,
-        fingerprint=fingerprint(opened.checkpoint, config.architecture, config.dtype),
+        quantization=", ".join(formats) or (f"none ({scheme.note})" if scheme.note else "none"),
+        weight_bytes=store.num_bytes,
+        fingerprint=fingerprint(opened.checkpoint, config.architecture, config.dtype, *formats),
     )
 
 

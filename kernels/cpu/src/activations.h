@@ -1,7 +1,8 @@
 // Rows of A as a linear layer wants them: float32, bf16, or int8 quantized on the fly, padded with zeros to the packed
-// depth and to whole tiles of rows.
+// depth and to whole tiles of rows. INT8_ROW is rotated (hadamard.h) and has one scale a row, INT8_GROUP one a group.
 #pragma once
 
+#include "hadamard.h"
 #include "weights.h"
 
 namespace headrace {
@@ -64,8 +65,8 @@ inline float largest_magnitude(const float* x, int64_t count) {
   return max_lanes(largest);
 }
 
-// Stores one row given as float32 [padded], zeros past depth.
-inline void write_row(const Activations& to, int64_t r, const float* x) {
+// Stores one row given as float32 [padded], zeros past depth. May use x up.
+inline void write_row(const Activations& to, int64_t r, float* x) {
   uint8_t* out = to.row(r);
   switch (to.kind) {
     case Act::F32:
@@ -75,6 +76,8 @@ inline void write_row(const Activations& to, int64_t r, const float* x) {
       for (int64_t i = 0; i < to.padded; i += VL) store((bf16*)out + i, load(x + i));
       return;
     case Act::INT8_ROW:
+      rotate_row(x, to.padded);
+      break;
     case Act::INT8_GROUP:
       break;
   }

@@ -40,6 +40,23 @@ HR_API void hr_linear(void* ws, const HrLinear* w, int64_t dtype, int64_t rows, 
   linear(*(Workspace*)ws, *w, dtype, rows, x, Output{out, w->out_features, out_dtype});
 }
 
+// Rows `ids` of a packed matrix, as `dtype` [count, in_features].
+HR_API void hr_rows(void* ws, const HrLinear* w, int64_t dtype, int64_t count, const int64_t* ids, void* out) {
+  Workspace& workspace = *(Workspace*)ws;
+  const int64_t depth = w->in_features;
+  parallel(count > 8 ? workspace.threads : 1, [&](Team team) {
+    team.each_row(count, [&](int64_t i) {
+      float* row = workspace.thread_scratch[team.rank].get<float>(padded_depth(depth));
+      unpack_row(*w, ids[i], row);
+      if (dtype == HR_F32) {
+        std::memcpy((float*)out + i * depth, row, depth * 4);
+      } else {
+        for (int64_t k = 0; k < depth; k += VL) store_upto((bf16*)out + i * depth + k, load(row + k), depth - k);
+      }
+    });
+  });
+}
+
 HR_API void hr_attention_block(void* ws, const HrStep* step, const HrAttention* block, int64_t layer, const void* x,
                                float* stream, void* out) {
   attention_block(*(Workspace*)ws, *step, *block, layer, x, stream, out);

@@ -168,7 +168,8 @@ void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t las
     const int64_t bytes = g.x.padded * PANEL * element_bytes(g.x.kind);
     auto* unpacked = ws.thread_scratch[rank].get<uint8_t>(bytes * TILE_PANELS);
     for (int p = 0; p < count; ++p) {
-      unpack_panel(g.w, panels[p], product, unpacked + p * bytes);
+      const uint8_t* next = job.panels[p] + ahead * panel_bytes(g.w.format, g.w.in_features);
+      unpack_panel(g.w, panels[p], product, unpacked + p * bytes, next);
       job.panels[p] = unpacked + p * bytes;
     }
   }

@@ -1,5 +1,8 @@
 // Packing at load: plain rows or GGUF blocks in, panels out (weights.h). Runs once, so it is written for clarity; only
 // the split over threads matters.
+#include <vector>
+
+#include "hadamard.h"
 #include "team.h"
 #include "weights.h"
 
@@ -53,14 +56,16 @@ void pack_float_panel(const Rows& rows, int64_t panel, bool bf16_steps, uint8_t*
 
 void pack_int8_panel(const Rows& rows, int64_t panel, uint8_t* dst, float* scales) {
   const int64_t padded = padded_depth(rows.depth);
+  std::vector<float> row(padded);
   for (int lane = 0; lane < PANEL; ++lane) {
+    for (int64_t k = 0; k < padded; ++k) row[k] = rows.at(panel * PANEL + lane, k);
+    rotate_row(row.data(), padded);
     float largest = 0.0f;
-    for (int64_t k = 0; k < rows.depth; ++k) largest = std::fmax(largest, std::fabs(rows.at(panel * PANEL + lane, k)));
-    const float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    scales[lane] = scale;
+    for (const float value : row) largest = std::fmax(largest, std::fabs(value));
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    scales[lane] = largest / 127.0f;
     for (int64_t k = 0; k < padded; ++k) {
-      const float q = std::nearbyint(rows.at(panel * PANEL + lane, k) * inverse);
-      dst[(k / 4 * PANEL + lane) * 4 + k % 4] = uint8_t(int(q) + INT8_OFFSET);
+      dst[(k / 4 * PANEL + lane) * 4 + k % 4] = uint8_t(int(std::nearbyint(row[k] * inverse)) + INT8_OFFSET);
     }
   }
 }
@@ -140,12 +145,6 @@ void pack_grouped_panel(const Rows& rows, int64_t format, int64_t panel, uint8_t
   }
 }
 
-// Bits of a float32 vector rounded to bf16, in the upper half of each lane.
-inline vu round_bits(vf v) {
-  const vu bits = (vu)v;
-  return bits + 0x7fffu + ((bits >> 16) & 1u);
-}
-
 }  // namespace
 
 void pack_weight(int64_t format, int64_t source, const void* src, int64_t features, int64_t depth, void* dst,
@@ -165,39 +164,6 @@ void pack_weight(int64_t format, int64_t source, const void* src, int64_t featur
       }
     });
   });
-}
-
-void unpack_panel(const HrLinear& w, int64_t panel, Product product, uint8_t* dst) {
-  const bool nibbles = w.format != HR_W_Q8_0, has_minima = w.format == HR_W_Q4_1;
-  const float zero = nibbles ? -8.0f : -float(INT8_OFFSET);
-  const int64_t groups = padded_depth(w.in_features) / GROUP;
-  const uint8_t* base = panel_of(w, panel);
-  const auto* scales = (const uint16_t*)base;
-  const uint8_t* codes = base + scale_bytes(w.in_features) * (has_minima ? 2 : 1);
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int part = 0; part < PANEL; part += VL) {
-      const vf scale = load_half(scales + g * PANEL + part);
-      const vf minimum = has_minima ? load_half(scales + (groups + g) * PANEL + part) : scale * zero;
-      for (int s = 0; s < 8; ++s) {
-        const int64_t packed = nibbles ? g * 4 + s % 4 : g * 8 + s;
-        vu w4 = load_as<vu>(codes + packed * STEP_BYTES + part * 4);
-        if (nibbles) w4 = (s < 4 ? w4 : w4 >> 4) & 0x0f0f0f0fu;
-        vf value[4];
-        for (int b = 0; b < 4; ++b) {
-          value[b] = __builtin_convertvector((vi)((w4 >> (8 * b)) & 255u), vf) * scale + minimum;
-        }
-        const int64_t k = g * GROUP + s * 4;
-        for (int b = 0; b < 4; ++b) {
-          if (product == Product::F32) {
-            store_as(dst + (k + b) * STEP_BYTES + part * 4, value[b]);
-          } else if (b % 2 == 0) {
-            const vu pair = (round_bits(value[b]) >> 16) | (round_bits(value[b + 1]) & 0xffff0000u);
-            store_as(dst + (k + b) / 2 * STEP_BYTES + part * 4, pair);
-          }
-        }
-      }
-    }
-  }
 }
 
 }  // namespace headrace

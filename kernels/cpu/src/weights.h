@@ -2,7 +2,8 @@
 //
 // All formats split the output features into panels of 16 and pad the depth to DEPTH_ALIGN with zeros.
 //   F32, BF16  panels of steps (tile.h), nothing else
-//   INT8       panels of steps with w + 128 as unsigned bytes; then one float32 scale per output feature
+//   INT8       panels of steps with w + 128 as unsigned bytes, rotated (hadamard.h); then one float32 scale per output
+//              feature
 //   Q8_0       per panel: float16 scales [groups of 32][16], then 8 steps a group with q + 128
 //   Q4_0       per panel: float16 scales, then 4 double steps a group: low nibbles are step h, high nibbles step h + 4
 //   Q4_1       as Q4_0 with float16 minima after the scales
@@ -78,7 +79,11 @@ inline vf load_half(const uint16_t* p) {
 void pack_weight(int64_t format, int64_t source, const void* src, int64_t features, int64_t depth, void* dst,
                  int threads);
 
-// One grouped panel as steps of float32 or bf16, [padded depth] deep.
-void unpack_panel(const HrLinear& w, int64_t panel, Product product, uint8_t* dst);
+// One output feature as plain float32 [padded depth].
+void unpack_row(const HrLinear& w, int64_t feature, float* row);
+
+// One grouped panel as steps of float32 or bf16, [padded depth] deep. `ahead` is fetched into the cache on the way, as
+// much as this panel takes: what this thread unpacks next, or any address where nobody knows.
+void unpack_panel(const HrLinear& w, int64_t panel, Product product, uint8_t* dst, const uint8_t* ahead);
 
 }  // namespace headrace

@@ -1,6 +1,6 @@
 """Int8 and 4-bit linears: packing is exact (GGUF's own dequantization is the oracle), activations cost a stated error.
 
-Stated error: against float64 over the dequantized weights, the largest difference stays below 1.5 % of the largest
+Stated error: against float64 over the dequantized weights, the largest difference stays below 2 % of the largest
 output; that is the quantization of activations to 8 bits (or, for many rows, of weights to bfloat16).
 """
 
@@ -22,7 +22,7 @@ TYPES = {
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
 }
-STATED_ERROR = 1.5e-2
+STATED_ERROR = 2e-2
 ROWS = [1, 2, 5, 23, 40, 150]
 
 
@@ -65,6 +65,17 @@ def test_quantizing_at_load(native: NativeOps, form: str, dtype: torch.dtype) ->
     assert relative_error(got, F.linear(x.double(), weight.double())) < (0.12 if bits == 4 else STATED_ERROR)
 
 
+def _rotate(x: Tensor) -> Tensor:
+    """Float64: blocks of the padded depth times a Hadamard matrix, made by Sylvester's rule."""
+    padded = -(-x.shape[1] // 64) * 64
+    size = min(padded & -padded, 512)
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while matrix.shape[0] < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    wide = F.pad(x.double(), (0, padded - x.shape[1]))
+    return (wide.view(x.shape[0], -1, size) @ matrix * size**-0.5).view(x.shape[0], padded)
+
+
 @pytest.mark.parametrize("form", sorted(TYPES))
 def test_quantizing_at_load_agrees_with_gguf(native: NativeOps, form: str) -> None:
     weight = random_tensor((32, 256), torch.float32, 2, 0.05)
@@ -81,22 +92,58 @@ def test_int8_weights(native: NativeOps, rows: int, features: int, depth: int, b
     weight = random_tensor((features, depth), torch.bfloat16, 2, depth**-0.5)
     bias = random_tensor((features,), torch.bfloat16, 3) if biased else None
     x = random_tensor((rows, depth), torch.bfloat16, 1)
-    scale = weight.float().abs().amax(1, keepdim=True) / 127
-    exact = (weight.float() / scale).round() * scale
+    rotated = _rotate(weight)
+    scale = rotated.abs().amax(1, keepdim=True) / 127
     got = native.logits(x, native.pack_linear(weight, bias, "int8"))
-    wanted = F.linear(x.double(), exact.double(), None if bias is None else bias.double())
+    wanted = F.linear(_rotate(x), (rotated / scale).round() * scale, None if bias is None else bias.double())
     assert relative_error(got, wanted) < STATED_ERROR
 
 
-def test_int8_is_exact_where_activations_fit_the_grid(native: NativeOps) -> None:
-    """Integers on both sides: only then can any error be the kernel's."""
+def test_int8_is_exact_where_rotated_activations_fit_the_grid(native: NativeOps) -> None:
+    """Integers on both sides, rotated back: with blocks of 64 every step is exact; an error is the kernel's."""
     generator = torch.Generator().manual_seed(0)
     for rows in (1, 2, 9, 70):
         x = torch.randint(-127, 128, (rows, 192), generator=generator).float()
         weight = torch.randint(-127, 128, (40, 192), generator=generator).float()
         x[:, 0], weight[:, 1] = 127.0, -127.0
-        got = native.linear(x, native.pack_linear(weight, weight_format="int8"))
-        torch.testing.assert_close(got, F.linear(x, weight), rtol=1e-6, atol=1e-2)
+        layer = native.pack_linear(_rotate(weight).float(), weight_format="int8")
+        torch.testing.assert_close(native.linear(_rotate(x).float(), layer), F.linear(x, weight), rtol=1e-6, atol=1e-2)
+
+
+def test_int8_keeps_small_activations_beside_a_huge_one(native: NativeOps) -> None:
+    """What the rotation is for: 0.1 beside 20 is half a step of one scale a row, and would be lost."""
+    x = torch.full((4, 64), 0.07)
+    x[:, 5] = 20.0
+    weight = random_tensor((32, 64), torch.float32, 2)
+    weight[:, 5] = 0.0
+    got = native.linear(x, native.pack_linear(weight, weight_format="int8"))
+    assert relative_error(got, F.linear(x, weight)) < 0.15
+
+
+@pytest.mark.parametrize("form", ["", "int8", *sorted(TYPES)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_read_from_every_format(native: NativeOps, form: str, dtype: torch.dtype) -> None:
+    weight = random_tensor((50, 96), dtype, 2, 0.05)
+    exact = weight.double()
+    if form == "int8":
+        rotated = _rotate(weight)
+        scale = rotated.abs().amax(1, keepdim=True) / 127
+        exact = _rotate((rotated / scale).round() * scale)[:, :96]
+    table = native.pack_embedding(weight, form) if form in ("", "int8") else None
+    if table is None:
+        blocks, dequantized = _quantized(weight.float(), form)
+        table, exact = native.pack_embedding(blocks), dequantized.double()
+    ids = torch.tensor([49, 0, 17, 17, 3, 16, 31, 32, 48, 1, 2])
+    got = native.embedding(table, ids, dtype)
+    assert got.dtype is dtype
+    assert relative_error(got, exact[ids]) < (1e-5 if dtype is torch.float32 else 5e-3)
+
+
+def test_a_token_outside_the_table_is_refused(native: NativeOps) -> None:
+    table = native.pack_embedding(random_tensor((50, 96), torch.bfloat16, 2))
+    for bad in (50, -1):
+        with pytest.raises(ValueError, match="between 0 and 49"):
+            native.embedding(table, torch.tensor([3, bad]), torch.bfloat16)
 
 
 def test_a_format_that_cannot_hold_the_weight_is_refused(native: NativeOps) -> None:

@@ -10,10 +10,11 @@ import torch
 
 from engine_worker.errors import LoadError
 from engine_worker.layers.decoder import DecoderShape
-from engine_worker.layers.weights import LinearSpec, TensorSpec, WeightStore
+from engine_worker.layers.specs import LinearSpec, TensorSpec
+from engine_worker.layers.weights import WeightStore
 from kernels.reference import ReferenceOps
 
-SPECS = [
+SPECS: list[TensorSpec | LinearSpec] = [
     TensorSpec("norm.weight", (6,)),
     LinearSpec("fused", (("a", 4), ("b", 2), ("c", 1)), in_features=3, bias=True),
     LinearSpec("plain", (("d", 5),), in_features=3),

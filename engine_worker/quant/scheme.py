@@ -1,0 +1,91 @@
+"""Which matrix is kept how: what the user asked for, what the checkpoint holds, what the kernels can multiply.
+
+In: `--quantization`, the stored type of every tensor. Out: a `Storage` for each linear layer. Decides only; the weight
+store and the checkpoints act on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine_worker.errors import LoadError
+from engine_worker.quant.blocks import BLOCK_FORMATS
+
+__all__ = ["QUANTIZATIONS", "Scheme", "Storage", "make_scheme"]
+
+QUANTIZATIONS = ("auto", "none", "gguf", "int8", "q8_0", "q4_0", "q4_1")
+"""Values of `--quantization`; docs/quantization.md says what each does."""
+
+_PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
+_WIDTH = ("q4_0", "q4_1", "q8_0")
+"""Block formats from the narrowest to the widest."""
+
+
+class Storage(NamedTuple):
+    """How one matrix is kept."""
+
+    format: str = ""
+    """A quantized format of the kernels; "" is the model's dtype."""
+    blocks: bool = False
+    """Its parts arrive as GGUF blocks of `format`, not as numbers."""
+    staging: torch.dtype | None = None
+    """Type that parts are expanded to before they are quantized to `format`; None: the model's dtype."""
+
+
+class Scheme(NamedTuple):
+    """The decision for a whole checkpoint."""
+
+    quantization: str
+    """none, gguf, or a format of the kernels."""
+    kinds: Mapping[str, str]
+    """Stored type of every checkpoint tensor."""
+    note: str = ""
+    """Why the weights are not kept as asked for or as the file holds them; "" where they are."""
+
+    def storage(self, tensors: Sequence[str], *, precise: bool) -> Storage:
+        """For the matrix made of these checkpoint tensors. `precise` ones (embedding, logits) never take 4 bits by
+        choice, only where the file has them so."""
+        kinds = [self.kinds.get(name, "F32") for name in tensors]
+        if self.quantization == "none":
+            return Storage()
+        if self.quantization == "gguf":
+            return _as_stored(kinds)
+        wanted = "q8_0" if precise and self.quantization.startswith("q4") else self.quantization
+        if {BLOCK_FORMATS.get(kind) for kind in kinds} == {wanted}:
+            return Storage(wanted, blocks=True)
+        return Storage(wanted, staging=torch.bfloat16 if set(kinds) == {"BF16"} else torch.float32)
+
+
+def make_scheme(requested: str, dtype: torch.dtype, kinds: Mapping[str, str], formats: frozenset[str]) -> Scheme:
+    """`formats`: what the kernels have, empty for none. Raises LoadError for a bad or impossible request."""
+    if requested not in QUANTIZATIONS:
+        raise LoadError(f"The quantization {requested!r} is unknown. Allowed: {', '.join(QUANTIZATIONS)}.")
+    quantized = any(kind not in _PLAIN for kind in kinds.values())
+    if requested == "gguf" and not quantized:
+        raise LoadError(
+            "quantization is gguf, but the checkpoint holds no quantised weights. Allowed: auto, none, int8, …"
+        )
+    wanted = requested
+    if requested == "auto":
+        wanted = "gguf" if quantized and dtype is torch.bfloat16 else "none"
+    if wanted == "none":
+        return Scheme("none", kinds)
+    if not formats or dtype not in (torch.float32, torch.bfloat16):
+        # Only weights that are still whole floats can be said to be served as they are.
+        name = str(dtype).removeprefix("torch.")
+        return Scheme("none", kinds, f"these kernels multiply no quantised weights with {name}; all are kept in {name}")
+    return Scheme(wanted, kinds)
+
+
+def _as_stored(kinds: Sequence[str]) -> Storage:
+    """The file's own blocks where all parts have one format. Otherwise all parts take the widest of them, and types the
+    kernels do not have take q8_0; parts in plain floats keep the whole matrix so."""
+    if any(kind in _PLAIN for kind in kinds):
+        return Storage()
+    formats = [BLOCK_FORMATS.get(kind, "q8_0") for kind in kinds]
+    same = len(set(formats)) == 1 and all(kind in BLOCK_FORMATS for kind in kinds)
+    widest = max(formats, key=_WIDTH.index)
+    return Storage(widest, blocks=True) if same else Storage(widest, staging=torch.float32)
