@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from api_service.error_handlers import add_error_handlers
-from api_service.middleware import Authentication, BodyLimit, RequestScope, RootPath
+from api_service.middleware import Authentication, BodyLimit, HeadAsGet, RequestScope, RootPath
 from api_service.routes import chat, completions, embeddings, health, metrics, models, streams, tokens
 from api_service.services import Services
 from api_service.settings import Settings
@@ -22,6 +22,10 @@ __all__ = ["create_app", "metrics_app"]
 
 _PUBLIC = {"/health", "/ready", "/metrics"}
 """Routes that need no key. Everything else does, whether it exists or not."""
+
+
+_PROBED = _PUBLIC | {"/ping", "/version", "/v1/models", "/load"}
+"""Routes that answer HEAD as well."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -46,9 +50,13 @@ def create_app(settings: Settings) -> FastAPI:
     def public() -> Sequence[BaseRoute]:
         return [route for route in app.routes if getattr(route, "path", None) in _PUBLIC]
 
+    def probed() -> Sequence[BaseRoute]:
+        return [route for route in app.routes if getattr(route, "path", None) in _PROBED]
+
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Authentication, keys=settings.keys(), public=public)
+    app.add_middleware(HeadAsGet, routes=probed)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -68,5 +76,6 @@ def metrics_app(services: Services) -> FastAPI:
     app = FastAPI(title="Headrace metrics", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     app.router.routes.extend(metrics.router.routes)
+    app.add_middleware(HeadAsGet, routes=lambda: app.routes)
     add_error_handlers(app)
     return app

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api_service.error_handlers import error_response
 from shared.errors import BodyTooLarge, EngineFailure, HeadraceError, InvalidApiKey
 
-__all__ = ["ANONYMOUS", "Authentication", "BodyLimit", "RequestScope", "RootPath"]
+__all__ = ["ANONYMOUS", "Authentication", "BodyLimit", "HeadAsGet", "RequestScope", "RootPath"]
 
 ANONYMOUS = "default"
 """Tenant of every request when no keys are set."""
@@ -73,6 +73,21 @@ class RequestScope:
                 raise  # the server cuts the connection: no clean end for half an answer
             failure = EngineFailure("The server failed on this request.")
             await error_response(failure)(scope, receive, send_with_id)
+
+
+class HeadAsGet:
+    """Probes ask with HEAD: these routes answer it as GET, and the server leaves the body out."""
+
+    def __init__(self, app: ASGIApp, routes: Callable[[], Sequence[BaseRoute]]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            asked = {**scope, "method": "GET"}  # the server's own scope still says HEAD
+            if any(route.matches(asked)[0] is Match.FULL for route in self._routes()):
+                scope = asked
+        await self._app(scope, receive, send)
 
 
 class RootPath:

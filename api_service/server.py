@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from api_service.app import create_app, metrics_app
+from api_service.http_protocol import EdgeLimits, PodProtocol, protocol_class
 from api_service.services import Services
 from api_service.settings import Settings
 
@@ -23,8 +27,39 @@ __all__ = ["PodServer"]
 
 _GRACEFUL_S = 2
 """For uvicorn's own shutdown, when all streams are over."""
+_OTHER_FILES = 128
+"""Files and sockets besides the clients' connections: Redis, the metrics port, logs."""
 
 log = structlog.get_logger(__name__)
+
+
+def _config(app: FastAPI, settings: Settings, port: int, protocol: type[PodProtocol], **more: Any) -> uvicorn.Config:
+    """What both servers have in common."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=port,
+        http=protocol,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        **more,
+    )
+
+
+def _within_file_limit(connections: int) -> int:
+    """Raises the process's limit of open files as far as it may; the connections that then fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    fitting = max(1, soft - _OTHER_FILES)
+    log.warning("fewer connections than asked for: the process may not open more files", max_connections=fitting)
+    return fitting
 
 
 class _Beside(uvicorn.Server):
@@ -40,37 +75,33 @@ class PodServer(uvicorn.Server):
 
     def __init__(self, settings: Settings) -> None:
         app = create_app(settings)
+        self._services: Services = app.state.services
+        protocol = protocol_class(
+            EdgeLimits(
+                max_header_bytes=settings.max_header_bytes,
+                header_timeout_s=settings.header_timeout_s,
+                body_timeout_s=settings.body_timeout_s,
+                max_connections=_within_file_limit(settings.max_connections),
+                refused=self._services.metrics.refused,
+            )
+        )
         super().__init__(
-            uvicorn.Config(
+            _config(
                 app,
-                host=settings.host,
-                port=settings.port,
-                log_level="warning",
-                access_log=False,
+                settings,
+                settings.port,
+                protocol,
                 lifespan="on",
-                ws="none",
                 timeout_keep_alive=settings.timeout_keep_alive,
                 timeout_graceful_shutdown=_GRACEFUL_S,
-                server_header=False,
             )
         )
         self._settings = settings
-        self._services: Services = app.state.services
         self._stop = asyncio.Event()
         self.metrics_server: _Beside | None = None
         if settings.metrics_port is not None:
-            self.metrics_server = _Beside(
-                uvicorn.Config(
-                    metrics_app(self._services),
-                    host=settings.host,
-                    port=settings.metrics_port,
-                    log_level="warning",
-                    access_log=False,
-                    lifespan="off",
-                    ws="none",
-                    server_header=False,
-                )
-            )
+            beside = metrics_app(self._services)
+            self.metrics_server = _Beside(_config(beside, settings, settings.metrics_port, protocol, lifespan="off"))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -56,6 +56,13 @@ class Settings(BaseSettings):
     """How models write tool calls; auto = by the chat template."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     timeout_keep_alive: int = Field(default=120, ge=1)
+    max_header_bytes: int = Field(default=64 * 1024, ge=1024, le=1 << 24)
+    """Request line and headers together."""
+    header_timeout_s: float = Field(default=20.0, ge=0.1, le=3600)
+    body_timeout_s: float = Field(default=120.0, ge=0.1, le=86_400)
+    """From the end of the headers to the end of the body."""
+    max_connections: int = Field(default=4096, ge=1, le=1_000_000)
+    """Beyond it everything but the probes is refused."""
 
     @field_validator("api_key", "cors_origins", mode="before")
     @classmethod

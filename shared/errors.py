@@ -10,6 +10,8 @@ HeadraceError
 ├── StreamExpired             410
 ├── BodyTooLarge              413
 ├── UnsupportedMediaType      415
+├── RequestTimeout            408  its bytes did not arrive in time
+├── HeadersTooLarge           431
 ├── QueueFull                 429  + Retry-After
 ├── RateLimited               429  + Retry-After; the caller's own limit
 ├── DeadlineExceeded          408
@@ -33,6 +35,7 @@ __all__ = [
     "CursorAhead",
     "DeadlineExceeded",
     "EngineFailure",
+    "HeadersTooLarge",
     "HeadraceError",
     "InvalidApiKey",
     "InvalidRequest",
@@ -44,6 +47,7 @@ __all__ = [
     "RedisUnavailable",
     "RequestCancelled",
     "RequestPoisoned",
+    "RequestTimeout",
     "StreamExpired",
     "StreamNotFound",
     "UnsupportedMediaType",
@@ -116,6 +120,17 @@ class BodyTooLarge(InvalidRequest):
 class UnsupportedMediaType(InvalidRequest):
     code = "unsupported_media_type"
     status = 415
+
+
+class RequestTimeout(InvalidRequest):
+    code = "request_timeout"
+    status = 408
+    type = "timeout_error"
+
+
+class HeadersTooLarge(InvalidRequest):
+    code = "headers_too_large"
+    status = 431
 
 
 class QueueFull(HeadraceError):

@@ -22,7 +22,7 @@ __all__ = ["router"]
 router = APIRouter(tags=["streams"])
 
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-)")
-_CURSOR = re.compile(r"-1|\d{1,12}")
+_CURSOR = re.compile(r"-1|[0-9]{1,12}")
 
 
 @router.get("/v1/streams/{stream_id}")
@@ -56,7 +56,10 @@ def _cursor(rid: str, last_event_id: str | None, starting_after: str | None) -> 
     """The number and its parameter. A reconnecting EventSource repeats its URL and adds the header: that is newer."""
     if last_event_id:
         named, _, number = last_event_id.rpartition(":")
-        if named and _PREFIX.sub("", named) != rid:
+        if not is_rid(_PREFIX.sub("", named)):
+            message = "'Last-Event-ID' must be an event's id as it came: the stream's id, a colon, a number."
+            raise InvalidRequest(message, param="Last-Event-ID")
+        if _PREFIX.sub("", named) != rid:
             raise InvalidRequest("'Last-Event-ID' belongs to another stream.", param="Last-Event-ID")
         return _number(number, "Last-Event-ID"), "Last-Event-ID"
     cursor = BEFORE_OPENING if starting_after is None else _number(starting_after, "starting_after")
