@@ -197,7 +197,6 @@ WORKER = (
     Flag("threads", int, "Threads of the engine; 0 = one per core.", "0", 0, 1024),
     Flag("device", Literal["auto", "cpu", "cuda"], "Where the model runs.", "auto"),
     Flag(
-    Flag(
         "target_itl_ms",
         float,
         "Wanted time between two tokens of a running stream, in ms: long prompts are cut so that it holds; 0 = off.",
@@ -205,6 +204,7 @@ WORKER = (
         0,
         60_000,
     ),
+    Flag(
         "simulate",
         str,
         "Say made-up tokens at this pace instead of running a model: tokens_per_s=N (all streams together), "
