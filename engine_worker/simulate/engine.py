@@ -123,11 +123,16 @@ class SimulatedEngine:
         return events
 
     def stats(self) -> EngineStats:
-        seated, waiting = self._seated, len(self._live)
+        seated = self._seated
+        with self._lock:
+            live, batch = len(self._live), sum(klass == "batch" for klass in self._live.values())
+        batch_running = sum(sequence.request.klass == "batch" for sequence in seated)
         start, end = self._step_times
         return EngineStats(
             running=len(seated),
-            waiting=max(0, waiting - len(seated)),
+            waiting=max(0, live - len(seated)),
+            batch_running=batch_running,
+            batch_waiting=max(0, batch - batch_running),
             blocks_used=sum(_blocks(sequence.request.num_tokens) for sequence in seated),
             blocks_cached=0,
             blocks_total=self._max_running * _blocks(self._max_request_tokens),

@@ -11,7 +11,7 @@ __all__ = ["Pace"]
 
 _MAX_ROUNDS = 64
 _DEBT_S = 0.5
-"""Lost time that is made up for: a machine that cannot keep the pace must not build up an endless burst."""
+"""Lost time beyond one round's that is made up for: a machine too slow for the pace must not run up an endless burst."""
 _SHORTEST_WAIT_S = 0.001
 """Rounds closer together than this come several at once."""
 
@@ -28,7 +28,7 @@ class Pace:
             self._paid = now
             return 0
         interval = self._interval(streams)
-        self._paid = max(self._paid, now - max(_DEBT_S, interval))
+        self._paid = max(self._paid, now - interval - _DEBT_S)
         due = min(int((now - self._paid) / interval), _MAX_ROUNDS)
         self._paid += due * interval
         return due
