@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api_service.chunks import StreamWriter
-from api_service.sse import HEADERS, KEEP_ALIVE, error_event
+from api_service.sse import HEADERS, KEEP_ALIVE, SERVER_SEND, error_event
 from api_service.stream import Stream
 from shared.errors import HeadraceError
 from shared.messages import Record
@@ -80,8 +80,10 @@ class EventStream(Response):
         self._pulse.add(self)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send(send, self._writer.opening())
-            await self._relay(send)
+            # No middleware looks at pieces of a body, but each costs a call for every token.
+            direct = scope.get("state", {}).get(SERVER_SEND, send)
+            await self._send(direct, self._writer.opening())
+            await self._relay(direct)
         except asyncio.CancelledError:
             if not self._stalled:
                 raise
