@@ -10,15 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.sampling import host
 from engine_worker.sampling.rng import uniform
 from shared.params import SamplingParams
 
 __all__ = ["Drawer", "is_greedy"]
 
 _GREEDY_BELOW = 1e-5
-_CHUNK = 256
+_CHUNK = host.CHUNK
 _FIRST_CANDIDATES = 256
 
 
@@ -45,14 +47,23 @@ class Drawer:
         params: Sequence[SamplingParams],
         seeds: Sequence[int],
         positions: Sequence[int],
-    ) -> Tensor:
-        """logits float32 [R, V] (finite or -inf), peak [R, 1] their maxima (finite) -> token ids int64 [R]."""
+    ) -> list[int]:
+        """logits float32 [R, V] (finite or -inf), peak [R, 1] their maxima (finite) -> R token ids."""
         weights = self._weights(logits, peak, params)
-        threshold = _threshold(weights[:, : logits.shape[1]], params)
+        unit = uniform(seeds, positions)
+        if logits.device.type == "cpu":
+            return host.draw(weights, params, logits.shape[1], unit)
+        return self._draw_on_device(weights, params, logits.shape[1], unit)
+
+    def _draw_on_device(
+        self, weights: Tensor, params: Sequence[SamplingParams], vocab_size: int, unit: NDArray[np.float64]
+    ) -> list[int]:
+        """As `host.draw`, in few launches and one copy back."""
+        threshold = _threshold(weights[:, :vocab_size], params)
         if threshold is not None:
             weights.masked_fill_(weights < threshold, 0.0)
-        unit = torch.from_numpy(uniform(seeds, positions)).to(logits.device)
-        return _invert(weights, unit[:, None])
+        drawn: list[int] = _invert(weights, torch.from_numpy(unit).to(weights.device)[:, None]).tolist()
+        return drawn
 
     def _weights(self, logits: Tensor, peak: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         """exp((logits - peak) / temperature), the best token's weight being 1, padded with zeros to whole chunks."""
@@ -64,7 +75,9 @@ class Drawer:
         weights[:, vocab_size:] = 0.0
         body = weights[:, :vocab_size]
         torch.sub(logits, peak, out=body)
-        body.div_(_column([p.temperature for p in params], logits.device)).exp_()
+        if any(p.temperature != 1.0 for p in params):
+            body.div_(_column([p.temperature for p in params], logits.device))
+        body.exp_()
         return weights
 
 

@@ -5,14 +5,17 @@ Everything a row's token depends on is in its row: parameters, seed, tokens so f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine_worker.plan import ScheduledRequest
 from engine_worker.request import TokenLogprobs
+from engine_worker.sampling import host
 from engine_worker.sampling.adjust import Adjuster, may_rule_out
 from engine_worker.sampling.draw import Drawer, is_greedy
 from engine_worker.sampling.masks import GrammarMasks
@@ -55,12 +58,8 @@ class Sampler:
         self._masks.keep(logits, rows)
         self._adjuster.adjust(logits, rows)
         self._masks.apply(logits, rows)
-        best = logits.argmax(-1, keepdim=True)
-        peak = logits.gather(-1, best)
-        tokens: list[int | None] = best[:, 0].tolist()
-        for i, possible in enumerate(torch.isfinite(peak[:, 0]).tolist()):
-            if not possible:
-                tokens[i] = None
+        best, peak = _best(logits)
+        tokens = [token if math.isfinite(top) else None for token, top in zip(best, peak[:, 0].tolist(), strict=True)]
         self._draw(logits, peak, rows, tokens)
         logprobs = [None] * len(rows) if untouched is None else _logprobs(untouched, with_logprobs, rows, tokens)
         empty = torch.isneginf(peak[:, 0]).tolist()
@@ -85,8 +84,17 @@ class Sampler:
             [row.seed for row in chosen],
             [len(row.output_token_ids) for row in chosen],
         )
-        for i, token in zip(drawing, drawn.tolist(), strict=True):
+        for i, token in zip(drawing, drawn, strict=True):
             tokens[i] = token
+
+
+def _best(logits: Tensor) -> tuple[list[int], Tensor]:
+    """Each row's first largest (NaN counts as such) -> ids, values [R, 1]."""
+    if logits.device.type == "cpu":
+        ids = host.argmax(logits)
+        return ids.tolist(), torch.from_numpy(logits.numpy()[np.arange(len(ids)), ids][:, None])
+    best = logits.argmax(-1, keepdim=True)
+    return best[:, 0].tolist(), logits.gather(-1, best)
 
 
 def _logprobs(

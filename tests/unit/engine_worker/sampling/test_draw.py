@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine_worker.sampling import host
 from engine_worker.sampling.draw import Drawer, _threshold, is_greedy
 from shared.params import SamplingParams
 
 
 def draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], seed: int = 1) -> list[int]:
     peak = logits.max(-1, keepdim=True).values
-    return Drawer().draw(logits, peak, params, [seed] * len(params), positions).tolist()
+    return Drawer().draw(logits, peak, params, [seed] * len(params), positions)
 
 
 def draw_many(logits: list[float], count: int, **params: float) -> np.ndarray:
@@ -94,6 +95,31 @@ def test_filters_keep_what_a_full_sort_keeps(top_k: int, top_p: float, min_p: fl
     assert set((weights >= threshold)[0].nonzero()[:, 0].tolist()) == expected
     drawn = set(draw(logits.expand(200, -1).contiguous(), [params] * 200, range(200)))
     assert drawn <= expected
+
+
+@pytest.mark.parametrize("spread", [0.05, 1.0, 6.0])
+def test_a_device_draws_what_the_host_draws(spread: float) -> None:
+    generator = torch.Generator().manual_seed(9)
+    logits = torch.randn(60, 1500, generator=generator) * spread
+    choices = [
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        for temperature in (0.5, 1.0)
+        for top_k, top_p, min_p in [
+            (0, 1.0, 0.0),
+            (0, 0.9, 0.0),
+            (20, 1.0, 0.0),
+            (900, 0.7, 0.0),
+            (0, 1.0, 0.1),
+            (9, 0.9, 0.2),
+        ]
+    ]
+    params = [choices[i % len(choices)] for i in range(60)]
+    peak = logits.max(-1, keepdim=True).values
+    drawer = Drawer()
+    weights = drawer._weights(logits, peak, params).clone()
+    unit = np.random.default_rng(1).random(60)
+    on_device = drawer._draw_on_device(weights.clone(), params, 1500, unit)
+    assert on_device == host.draw(weights, params, 1500, unit)
 
 
 def test_tokens_of_equal_weight_stay_together() -> None:
