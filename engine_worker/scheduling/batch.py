@@ -62,18 +62,22 @@ class BatchBuilder:
 
 
 def _row(request: Request, start: int, num_new_tokens: int, samples: bool) -> ScheduledRequest:
-    return ScheduledRequest(
-        request.request_id,
-        request.prompt_token_ids,
-        request.output_token_ids,
-        start,
-        num_new_tokens,
-        request.block_table,
-        samples,
-        request.sampling,
-        request.seed,
-        request.stop_token_ids,
-        request.num_scored,
-        request.pooling,
-        request.matcher,
+    # Past the named constructor, which does the same at three times the cost: this line runs for every row.
+    return tuple.__new__(
+        ScheduledRequest,
+        (
+            request.request_id,
+            request.prompt_token_ids,
+            request.output_token_ids,
+            start,
+            num_new_tokens,
+            request.block_table,
+            samples,
+            request.sampling,
+            request.seed,
+            request.stop_token_ids,
+            request.num_scored,
+            request.pooling,
+            request.matcher,
+        ),
     )

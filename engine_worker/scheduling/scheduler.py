@@ -34,6 +34,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, cache: CacheManager, max_model_len: int) -> None:
         self._cache = cache
+        self._block_size = cache.block_size
         self._max_running = config.max_running
         self._budget = config.max_num_batched_tokens
         self._max_model_len = max_model_len
@@ -91,8 +92,9 @@ class Scheduler:
     def advance(self, request: Request, num_tokens: int) -> None:
         """A step computed the next `num_tokens` tokens of a running request."""
         before = request.num_computed_tokens
-        request.num_computed_tokens = before + num_tokens
-        self._cache.computed(request, before)
+        after = request.num_computed_tokens = before + num_tokens
+        if before // self._block_size != after // self._block_size:
+            self._cache.computed(request, before)
 
     def took(self, seconds: float) -> None:
         """The planned step took so long. What is told here bounds later steps; without it nothing does."""
@@ -147,7 +149,7 @@ class Scheduler:
         decodes: list[Request] = []
         catching_up: list[Request] = []
         running = self._queues.running[klass]
-        block_size = self._cache.block_size
+        block_size = self._block_size
         position = 0
         # Preemption shortens the list from its end, never before `position`: victims come after those looked at.
         while position < len(running):

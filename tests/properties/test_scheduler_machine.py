@@ -172,7 +172,7 @@ def test_a_thousand_steps() -> None:
 
 @pytest.mark.soak
 def test_twenty_thousand_steps() -> None:
-    run(20_000, examples=2_600)
+    run(20_000, examples=3_200)
     # Chance leaves nothing out that matters, or this test would not test it.
     assert len(SchedulerMachine.seen) == 7
     assert min(SchedulerMachine.seen.values()) >= 50
