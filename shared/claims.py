@@ -26,6 +26,8 @@ __all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", 
 _LOG_PAGE = 1000
 _OWN_LIMIT = 1000
 _GONE_CONSUMER_MS = 600_000
+_BETWEEN_SUSPECTS = 8
+"""New requests' choices that may start between two suspects."""
 
 
 class ClaimQueue:
@@ -89,8 +91,8 @@ class ClaimQueue:
         """
         if count < 1 or not await self._held.wait_open(block_ms / 1000):
             return []
-        if self._held.suspects_wait and (entries := await self.reclaim(count, batch=batch)):
-            return entries  # at once: suspects go one by one, a pause between them would add up
+        if self._held.suspects_wait and ((entries := await self._in_turn(count, batch)) or self._held.clearing):
+            return entries
         if self._unsure:
             entries = await self.own_pending(count)
             if entries:
@@ -102,6 +104,17 @@ class ClaimQueue:
         await self._waiting.sleep(min(block_ms, kept_ms or block_ms), batch=batch > 0)
         entries, _ = await self._take(count, batch)
         return entries
+
+    async def _in_turn(self, count: int, batch: int | None) -> list[Entry]:
+        """While suspects wait: a few new requests, one suspect, a few new requests, … without a pause, which would add
+        up. So a suspect waits for few, and a new request for one suspect, however many there are."""
+        if self._held.newcomers_turn:
+            self._held.newcomers_turn = False
+            few = min(count, _BETWEEN_SUSPECTS)
+            entries, _ = await self._take(few, few if batch is None else min(few, batch))
+            if entries:
+                return entries
+        return await self.reclaim(count, batch=batch)
 
     async def nudge(self) -> None:
         """Wakes this worker's own `read`: there is more room than it knows."""

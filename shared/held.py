@@ -24,6 +24,8 @@ class HeldRequests:
         self._suspects: set[str] = set()
         self.suspects_wait = False
         """Suspects were seen in the queue; whoever finds nothing unproved here should take one."""
+        self.newcomers_turn = False
+        """The last one that was taken in was a suspect."""
         self._closed_until = 0.0
         self._changed = asyncio.Event()
 
@@ -33,6 +35,11 @@ class HeldRequests:
     @property
     def unproved(self) -> bool:
         return bool(self._unproved)
+
+    @property
+    def clearing(self) -> bool:
+        """Whether a suspect waits for what is unproved, and nothing new is let in meanwhile."""
+        return self.unproved and time.monotonic() < self._closed_until
 
     def may_start(self, rid: str) -> bool:
         """Whether this request may become unproved now."""
@@ -85,7 +92,7 @@ class HeldRequests:
         deadline = time.monotonic() + timeout
         while True:
             now = time.monotonic()
-            clearing = self.unproved and now < self._closed_until
+            clearing = self.clearing
             if not self._suspects and not clearing:
                 return True
             if now >= deadline:

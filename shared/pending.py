@@ -70,6 +70,7 @@ class PendingEntries:
         self._held.expect(_ANY_SUSPECT)  # at once: another task may be about to acquire what it has read
         try:
             entries, _ = await self._reclaim(suspected[0], 1, idle_ms, whose, suspect=True)
+            self._held.newcomers_turn = bool(entries)
             for entry in entries:
                 self._held.expect(entry.rid)
         finally:

@@ -114,19 +114,40 @@ async def _work_until_death(queue: RequestQueue, worker: ClaimQueue, poison: Gen
 
 
 async def test_suspects_follow_each_other_without_a_pause(queue: RequestQueue, make_worker: MakeWorker) -> None:
-    """After the first look for silent owners, reads alone bring them, one after the other, before anything new."""
+    """After the first look for silent owners, reads alone bring them, one after the other."""
     dead, worker = await make_worker("dead"), await make_worker("next", lease_ms=0)
     suspects = [await submit(queue) for _ in range(5)]
     await dead.acquire(await dead.read(5))
-    fresh = await submit(queue)
     [first] = await reclaim_all(worker)
     await say(worker, first, 0)
     seen = [first.request.rid]
-    for _ in range(5):
+    for _ in range(4):
         [one] = await worker.acquire(await worker.read(4, 1000))
         seen.append(one.request.rid)
         await say(worker, one, 0)
-    assert seen == [*(one.rid for one in suspects), fresh.rid]
+    assert seen == [one.rid for one in suspects]
+
+
+async def test_suspects_and_new_requests_take_turns(queue: RequestQueue, make_worker: MakeWorker) -> None:
+    """A new request waits for one suspect, not for all; a suspect for a few new requests; never are they together."""
+    dead, worker = await make_worker("dead"), await make_worker("next")
+    suspects = [(await submit(queue)).rid for _ in range(3)]
+    await dead.acquire(await dead.read(3))
+    await release_consumer(worker._redis, "dead", "tiny")
+    fresh = [(await submit(queue)).rid for _ in range(12)]
+    rounds = [await reclaim_all(worker)]
+    while sum(map(len, rounds)) < len(suspects) + len(fresh):
+        assert await worker.read(20, 1) == [], "nothing beside a suspect, and no suspect beside what is unproved"
+        for one in rounds[-1]:
+            await say(worker, one, 0)
+        rounds.append(await worker.acquire(await worker.read(20, 1000)))
+    assert [[one.request.rid for one in taken] for taken in rounds] == [
+        suspects[:1],
+        fresh[:8],
+        suspects[1:2],
+        fresh[8:],
+        suspects[2:],
+    ]
 
 
 async def test_a_suspect_is_alone_in_a_process_that_serves_several_shards(
