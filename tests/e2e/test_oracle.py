@@ -19,7 +19,6 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.base import LoadedModel
 from engine_worker.models.loading.loader import load
-from tests.support.llama_oracle import default_gguf, hf_from_gguf
 from tests.support.paged import PagedModel
 from tests.support.requests import make_request
 
@@ -39,11 +38,6 @@ class Reference:
     """Distance of the two best logits at each position."""
 
 
-@pytest.fixture(scope="module")
-def peer() -> Any:
-    return hf_from_gguf(default_gguf())
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     """torch's threads wait for each other all the time: beside any other process one is faster than two."""
@@ -59,14 +53,14 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def references(peer: Any) -> list[Reference]:
+def references(reference: Any) -> list[Reference]:
     rng = random.Random(11)
     ratio = LONGEST ** (1 / (NUM_PROMPTS - 1))
     lengths = [max(1, round(ratio**i)) for i in range(NUM_PROMPTS)]
     rng.shuffle(lengths)
     assert min(lengths) == 1
     assert max(lengths) == LONGEST
-    return [_reference(peer, [rng.randrange(17, 49152) for _ in range(length)]) for length in lengths]
+    return [_reference(reference, [rng.randrange(17, 49152) for _ in range(length)]) for length in lengths]
 
 
 def _reference(peer: Any, prompt: list[int]) -> Reference:
@@ -156,7 +150,7 @@ TEXTS = [
 ]
 
 
-def test_bfloat16_stays_close_to_float32(peer: Any) -> None:
+def test_bfloat16_stays_close_to_float32(reference: Any) -> None:
     """Logits of a text within 2e-2 of float32's (Euclidean norm, relative), and the same top token wherever its margin
     is larger than the error."""
     loaded = load("", dtype="bfloat16", device="cpu", max_model_len=None)
@@ -164,7 +158,7 @@ def test_bfloat16_stays_close_to_float32(peer: Any) -> None:
     for text in [*TEXTS, "\n\n".join(TEXTS)]:
         prompt = tokenizer.encode(text).ids
         with torch.inference_mode():
-            wide = peer(torch.tensor([prompt])).logits[0]
+            wide = reference(torch.tensor([prompt])).logits[0]
         [narrow] = PagedModel(loaded.model).run([(0, prompt)])
         assert float((narrow - wide).norm() / wide.norm()) <= 2e-2
         error = (narrow - wide).abs().amax(-1)

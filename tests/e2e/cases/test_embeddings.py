@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from tests.e2e.conftest import REAL_MODEL
-from tests.support.llama_oracle import default_gguf, hf_from_gguf
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(180)]
@@ -39,9 +38,8 @@ def vectors(url: str, **body: Any) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_emb_01_vectors_are_the_models_hidden_states(url: str, pooling: str) -> None:
+def test_emb_01_vectors_are_the_models_hidden_states(url: str, reference: Any, pooling: str) -> None:
     texts = ["a", "The mill stands by the river. " * 100]
-    reference = hf_from_gguf(default_gguf())
     for text, vector in zip(texts, vectors(url, input=texts, pooling=pooling), strict=True):
         ids = post(url, "tokenize", prompt=text).json()["tokens"]
         with torch.inference_mode():

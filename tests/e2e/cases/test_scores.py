@@ -9,17 +9,11 @@ import pytest
 import torch
 
 from tests.e2e.conftest import REAL_MODEL
-from tests.support.llama_oracle import default_gguf, hf_from_gguf
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(180)]
 
 PROMPTS = ["Rivers flow to the", " sea. The naïve 水车 turns 🌊 slowly.", "A A A A A A A A"]
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    return hf_from_gguf(default_gguf())
 
 
 @pytest.fixture

@@ -29,8 +29,10 @@ TOOL: Any = {"type": "function", "function": {"name": "pick_color", "description
 """A call of it can only be `{"color": "teal"}`, whatever a small model would rather say."""
 CAPITAL = "What is the capital of France?"
 
-_outside: list[str] = []
-_while_importing: list[str] = []
+OUTSIDE: list[str] = []
+"""Addresses beyond this machine that Python code of this process asked for."""
+WHILE_IMPORTING: list[str] = []
+"""Those of them that were asked for before the first test."""
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:
@@ -41,7 +43,7 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
     else:
         return
     if not _is_here(host):
-        _outside.append(str(host))
+        OUTSIDE.append(str(host))
 
 
 def _is_here(host: Any) -> bool:
@@ -58,19 +60,14 @@ sys.addaudithook(_watch)
 
 def pytest_collection_finish() -> None:
     """The clients' modules are imported by now."""
-    _while_importing.extend(_outside)
+    WHILE_IMPORTING.extend(OUTSIDE)
 
 
 @pytest.fixture(autouse=True)
 def _nobody_else_is_called() -> Iterator[None]:
-    before = len(_outside)
+    before = len(OUTSIDE)
     yield
-    assert _outside[before:] == []
-
-
-@pytest.fixture
-def asked_while_importing() -> list[str]:
-    return _while_importing
+    assert OUTSIDE[before:] == []
 
 
 @pytest.fixture(scope="session")
