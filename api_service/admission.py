@@ -1,7 +1,7 @@
 """The pod's own door: a permit for every request it carries, held for the life of the stream.
 
 In: requests. Out: permits, or Overloaded at the limit. Room in the queue is Redis's to give (submit raises
-QueueFull).
+QueueFull), and so is what a tenant may do (RateLimited).
 """
 
 from __future__ import annotations

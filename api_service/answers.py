@@ -89,6 +89,7 @@ class Answer:
                 "created": request.created,
                 "model": request.model,
                 "system_fingerprint": request.fingerprint or None,
+                **({"service_tier": request.service_tier} if request.service_tier else {}),
                 "choices": [self._choice(i, choice, chat) for i, choice in enumerate(self._choices)],
                 "usage": usage_object(self._usage, request),
                 **(self._of_prompt(0) if chat else {}),

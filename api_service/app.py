@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 
 from api_service.error_handlers import add_error_handlers
 from api_service.middleware import Authentication, BodyLimit, HeadAsGet, RequestScope, RootPath
+from api_service.rate_headers import RATE_HEADERS
 from api_service.routes import chat, completions, embeddings, health, metrics, models, streams, tokens
 from api_service.services import Services
 from api_service.settings import Settings
@@ -63,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "OPTIONS"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-ignored-params", "retry-after"],
+            expose_headers=["x-request-id", "x-ignored-params", "retry-after", *RATE_HEADERS],
         )
     if settings.root_path:
         app.add_middleware(RootPath, root_path=settings.root_path, routes=lambda: app.routes)

@@ -74,12 +74,13 @@ class StreamWriter:
         self._readers = choice_readers(request)
         self._early: list[bytes] = []
         self._id = b"id: %b:" % request.rid.encode()
-        self._head = b'\ndata: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
+        self._head = b'\ndata: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,%b"choices":[' % (
             json_bytes(public_id(request)),
             b'"chat.completion.chunk"' if self._chat else b'"text_completion"',
             request.created,
             json_bytes(request.model),
             json_bytes(request.fingerprint or None),
+            b'"service_tier":%b,' % json_bytes(request.service_tier) if request.service_tier else b"",
         )
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._open_text = b',"delta":{"content":' if self._chat else b',"text":'

@@ -13,8 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api_service.rate_headers import rate_headers
 from api_service.sse import json_bytes
-from shared.errors import DeadlineExceeded, HeadraceError, InvalidRequest, RequestPoisoned
+from shared.errors import DeadlineExceeded, HeadraceError, InvalidRequest, RateLimited, RequestPoisoned
 
 __all__ = ["add_error_handlers", "error_response"]
 
@@ -27,6 +28,9 @@ def error_response(error: HeadraceError) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if isinstance(error, RateLimited):
+        headers["retry-after-ms"] = str(max(1, math.ceil(1000 * (error.retry_after or 0))))
+        headers |= rate_headers(error.use)
     if isinstance(error, _POINTLESS_TO_RETRY):
         headers["x-should-retry"] = "false"
     if error.status == 401:

@@ -166,6 +166,9 @@ class _Cluster(Collector):
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Used share of the KV cache.", labels=["model_name"])
         age = GaugeMetricFamily("headrace_step_age_seconds", "Since the last step.", labels=["model_name", "worker"])
         depth = GaugeMetricFamily("headrace_queue_tokens", "Prompt tokens in the queue.", labels=["model_name"])
+        classes = GaugeMetricFamily(
+            "headrace_queue_requests", "Waiting requests by class.", labels=["model_name", "class"]
+        )
         for name in sorted({*view.models, *(card.model for card in view.workers)}):
             cards = [card for card in view.workers if card.model == name]
             queued = view.depths.get(name)
@@ -174,13 +177,29 @@ class _Cluster(Collector):
             total = sum(card.kv_blocks_total for card in cards)
             usage.add_metric([name], sum(card.kv_blocks_used for card in cards) / total if total else 0.0)
             depth.add_metric([name], queued.waiting_tokens if queued else 0)
+            batch = queued.waiting_batch if queued else 0
+            classes.add_metric([name, "interactive"], (queued.waiting if queued else 0) - batch)
+            classes.add_metric([name, "batch"], batch)
             for state in ("loading", "ready", "draining"):
                 workers.add_metric([name, state], sum(card.state == state for card in cards))
             for card in cards:
                 age.add_metric([name, card.worker_id], card.last_step_age_ms / 1000)
-        yield from (workers, running, waiting, usage, age, depth)
+        yield from (workers, running, waiting, usage, age, depth, classes)
+        yield from _tenants(view)
         yield from _counters(view)
         yield from _histograms(view)
+
+
+def _tenants(view: Snapshot) -> Iterator[Metric]:
+    """A few tenants a model, those that got or want most: the number of series does not grow with theirs."""
+    labels = ["model_name", "tenant"]
+    served = GaugeMetricFamily("headrace_tenant_served_tokens", "Tokens that a tenant was served.", labels=labels)
+    waiting = GaugeMetricFamily("headrace_tenant_waiting", "Waiting requests of a tenant.", labels=labels)
+    for name, uses in view.tenants.items():
+        for use in uses:
+            served.add_metric([name, use.share or "default"], use.served_tokens)
+            waiting.add_metric([name, use.share or "default"], use.waiting)
+    yield from (served, waiting)
 
 
 def _counters(view: Snapshot) -> Iterator[Metric]:

@@ -21,12 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api_service.error_handlers import error_response
 from api_service.sse import SERVER_SEND
+from api_service.tenants import ANONYMOUS
 from shared.errors import BodyTooLarge, EngineFailure, HeadraceError, InvalidApiKey
+from shared.limits import key_id
 
 __all__ = ["ANONYMOUS", "Authentication", "BodyLimit", "HeadAsGet", "RequestScope", "RootPath"]
 
-ANONYMOUS = "default"
-"""Tenant of every request when no keys are set."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _DISCARD_LIMIT = 64 * 1024 * 1024
 _DISCARD_S = 5.0
@@ -112,7 +112,7 @@ class Authentication:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], public: Callable[[], Sequence[BaseRoute]]) -> None:
         self._app = app
-        self._tenants = {hashlib.sha256(key.encode()).digest(): _tenant(key) for key in keys}
+        self._tenants = {hashlib.sha256(key.encode()).digest(): key_id(key) for key in keys}
         self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,10 +134,6 @@ class Authentication:
             if hmac.compare_digest(known, digest):
                 found = tenant
         return found if scheme.lower() == b"bearer" else None
-
-
-def _tenant(key: str) -> str:
-    return "key-" + hashlib.sha256(b"tenant:" + key.encode()).hexdigest()[:16]
 
 
 class BodyLimit:

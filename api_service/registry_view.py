@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,8 @@ from api_service.reachability import UNREACHABLE, Reachability
 from shared.connections import REDIS_DOWN
 from shared.errors import HeadraceError, ModelNotFound, Overloaded, RedisUnavailable
 from shared.messages import ModelCard, WorkerCard
-from shared.queue import Depth, RequestQueue
-from shared.registry import list_models, list_workers, load_blob
+from shared.queue import Depth, RequestQueue, TenantUse
+from shared.registry import list_models, list_workers, load_blob, load_prefixes
 
 __all__ = ["STEP_LIMIT_MS", "RegistryView", "Snapshot"]
 
@@ -35,6 +36,7 @@ REMEMBER_S = 600.0
 STEP_LIMIT_MS = 30_000
 """A worker with running requests and no engine step for so long is not counted as ready."""
 _MAX_VOCABULARIES = 16
+_MAX_TENANTS = 40
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +47,10 @@ class Snapshot:
     workers: tuple[WorkerCard, ...] = ()
     depths: dict[str, Depth] = field(default_factory=dict)
     redis_ok: bool = False
+    tenants: dict[str, list[TenantUse]] = field(default_factory=dict)
+    """By model: the shares that were served most or are served next; a few, however many there are."""
+    prefixes: dict[str, frozenset[bytes]] = field(default_factory=dict)
+    """Fingerprints of what each worker has cached, where a model has several."""
 
     def serving(self) -> list[WorkerCard]:
         """Workers that can take a request now: warm, not draining, and stepping if they have work."""
@@ -174,13 +180,30 @@ class RegistryView:
             self._models = {name: model for name, model in self._models.items() if name in self._seen}
             listed = {name: card for name, (at, card) in self._seen.items() if now - at < KEEP_S}
             depths = {name: await self._depth(name) for name in listed}
+            prefixes = await self._prefixes(workers)
+            tenants = {name: await self._tenants(name) for name in listed}
         except REDIS_DOWN as error:
             if self.snapshot.redis_ok:
                 log.warning("redis cannot be reached", error=str(error))
             self.snapshot = Snapshot(self.snapshot.models, (), {}, redis_ok=False)
         else:
-            self.snapshot = Snapshot(listed, tuple(workers), depths, redis_ok=True)
+            self.snapshot = Snapshot(listed, tuple(workers), depths, redis_ok=True, tenants=tenants, prefixes=prefixes)
         self._refreshed_at = time.monotonic()
+
+    async def _prefixes(self, workers: Sequence[WorkerCard]) -> dict[str, frozenset[bytes]]:
+        alike = Counter(card.model for card in workers)
+        wanted = [card.worker_id for card in workers if alike[card.model] > 1]
+        return await load_prefixes(self._redis, wanted) if wanted else {}
+
+    async def _tenants(self, model: str) -> list[TenantUse]:
+        found = [use for shard in range(self._shards) for use in await self._queue.tenants(model, shard)]
+        sums: dict[str, TenantUse] = {}
+        for use in found:
+            before = sums.get(use.share, TenantUse(use.share, 0, 0))
+            sums[use.share] = TenantUse(
+                use.share, before.served_tokens + use.served_tokens, before.waiting + use.waiting
+            )
+        return sorted(sums.values(), key=lambda use: -use.served_tokens)[:_MAX_TENANTS]
 
     async def _depth(self, model: str) -> Depth:
         parts = [await self._queue.depth(model, shard) for shard in range(self._shards)]
@@ -188,4 +211,5 @@ class RegistryView:
             sum(part.waiting for part in parts),
             sum(part.running for part in parts),
             sum(part.waiting_tokens for part in parts),
+            waiting_batch=sum(part.waiting_batch for part in parts),
         )

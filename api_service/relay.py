@@ -24,19 +24,19 @@ from api_service.metrics import Metrics
 from api_service.reachability import Reachability
 from api_service.retries import RetryKey, earlier_request
 from api_service.settings import Settings
-from api_service.stream import Stream
+from api_service.stream import Stream, goes_on_elsewhere, promise
 from shared.channel import Feed, Subscriber
 from shared.connections import REDIS_DOWN
 from shared.errors import (
     EngineFailure,
     HeadraceError,
     Overloaded,
-    PodDraining,
     RedisUnavailable,
     StreamExpired,
     StreamNotFound,
 )
 from shared.keys import channel_name, idempotency_key, shard_of
+from shared.limits import ANY, Terms
 from shared.messages import GenerateRequest
 from shared.queue import RequestQueue, RequestState
 
@@ -82,16 +82,18 @@ class Relay:
         """Streams whose client is still there."""
         return sum(not stream.left and not stream.over for stream in self._streams)
 
-    async def open(self, request: GenerateRequest, retry: RetryKey | None, deadline_s: float | None) -> Stream:
+    async def open(
+        self, request: GenerateRequest, retry: RetryKey | None, deadline_s: float | None, terms: Terms = ANY
+    ) -> Stream:
         """Queues a request, or attaches to the one it repeats. Returns once Redis has accepted it.
 
-        Raises QueueFull, RedisUnavailable, InvalidRequest (an idempotency key used for something else), Overloaded (the
-        pod is leaving).
+        Raises QueueFull, RateLimited, RedisUnavailable, InvalidRequest (an idempotency key used for something else),
+        Overloaded (the pod is leaving).
         """
         if self._leaving:
             raise Overloaded("This server is shutting down. Send the request again.", retry_after=1.0)
         self._reachability.check()
-        stream, accepted = Stream(request, owned=True), _promise()
+        stream, accepted = Stream(request, owned=True, terms=terms), promise()
         self._run_stream(stream, self._submit(stream, retry, deadline_s, accepted), accepted)
         return await self._confirmed(stream, accepted)
 
@@ -107,8 +109,8 @@ class Relay:
         if state.tenant != tenant:
             raise StreamNotFound("There is no stream of this id.")
         if self._leaving:
-            raise _goes_on_elsewhere(rid)
-        stream, joined = Stream(state.request, owned=False), _promise()
+            raise goes_on_elsewhere(rid)
+        stream, joined = Stream(state.request, owned=False), promise()
         self._run_stream(stream, self._join(stream, joined), joined)
         # Not before we are heard: a pod whose client leaves asks whether anybody else follows the request.
         return await self._confirmed(stream, joined), state
@@ -129,7 +131,7 @@ class Relay:
         for stream in self._streams:
             if not stream.over and not stream.left:
                 self._metrics.cut("drain")
-            stream.fail(_goes_on_elsewhere(stream.request.rid))
+            stream.fail(goes_on_elsewhere(stream.request.rid))
 
     async def close(self) -> None:
         """Ends all tasks within about a second; pending cancellations of left requests get that second."""
@@ -185,7 +187,7 @@ class Relay:
                 if stream.left and not request.grace_ms:  # refused before Redis knew of it
                     stream.close()
                     return
-                earlier = await self._queue_up(request, retry)
+                earlier = await self._queue_up(stream, retry)
                 if earlier is None:
                     accepted.set_result(None)
                     if stream.left:  # while Redis was slow; a cancellation may have come too early
@@ -204,8 +206,9 @@ class Relay:
                 return
         raise Overloaded("Other attempts of this request are in the way. Retry soon.", retry_after=1.0)
 
-    async def _queue_up(self, request: GenerateRequest, retry: RetryKey | None) -> str | None:
+    async def _queue_up(self, stream: Stream, retry: RetryKey | None) -> str | None:
         """None when accepted, else the id of the earlier request that this one repeats."""
+        request = stream.request
         attach = retry is not None and retry.attach
         try:
             submitted = await self._queue.submit(
@@ -214,7 +217,9 @@ class Relay:
                 max_waiting_tokens=self._max_waiting_tokens,
                 idempotency=retry.digest if retry is not None and attach else "",
                 idempotency_ttl_ms=retry.ttl_ms if retry is not None else 0,
+                terms=stream.terms,
             )
+            stream.use = submitted.use
             if not submitted.created:
                 return submitted.rid
             if retry is not None and not attach:
@@ -289,12 +294,3 @@ class Relay:
         counts = await self._redis.pubsub_numsub(channel_name(rid))
         subscribers: int = counts[0][1]
         return subscribers > (1 if self._listening[rid] else 0)
-
-
-def _goes_on_elsewhere(rid: str) -> PodDraining:
-    message = f"This server is shutting down. Go on with GET /v1/streams/{rid} on another one."
-    return PodDraining(message, retry_after=1.0)
-
-
-def _promise() -> asyncio.Future[None]:
-    return asyncio.get_running_loop().create_future()

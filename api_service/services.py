@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from api_service.admission import Admission
+from api_service.affinity import Affinity
 from api_service.delivery import Pulse
 from api_service.metrics import Metrics
 from api_service.prepare.chat import ChatOptions
@@ -20,6 +21,7 @@ from api_service.reachability import Reachability
 from api_service.registry_view import RegistryView
 from api_service.relay import Relay
 from api_service.settings import Settings
+from api_service.tenants import load_tenants
 from shared.channel import Subscriber
 from shared.connections import REDIS_DOWN, command_client
 from shared.queue import RequestQueue
@@ -49,6 +51,8 @@ class Services:
         self.admission = Admission(settings.max_streams)
         self.pulse = Pulse(settings.keepalive_s)
         self.chat_options = ChatOptions(settings.trust_request_chat_template, settings.parse_control_tokens)
+        self.tenants = load_tenants(settings.tenants)
+        self.affinity = Affinity(lambda: self.registry.snapshot)
         self.draining = False
         self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="prepare")
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from api_service.tenants import load_tenants
 from shared.keys import RETENTION_MS
 
 __all__ = ["Settings", "describe_errors"]
@@ -52,6 +53,8 @@ class Settings(BaseSettings):
     """/metrics is served there, on the same host, and nowhere else; None: beside the API."""
     root_path: str = ""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    tenants: Path | None = None
+    """File with weights and limits, see tenants.py."""
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "json"] = "auto"
     """How models write tool calls; auto = by the chat template."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -75,6 +78,12 @@ class Settings(BaseSettings):
     def _known_scheme(cls, value: str) -> str:
         if not value.startswith(_REDIS_SCHEMES):
             raise ValueError("must be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH/TO/SOCKET")
+        return value
+
+    @field_validator("tenants")
+    @classmethod
+    def _usable_tenants(cls, value: Path | None) -> Path | None:
+        load_tenants(value)
         return value
 
     @field_validator("root_path")
@@ -107,7 +116,11 @@ def describe_errors(error: ValidationError) -> str:
     lines = []
     for item in error.errors(include_url=False):
         field = str(item["loc"][0]).lower().removeprefix("headrace_") if item["loc"] else "api_key_file"
-        held = "" if field.startswith("api_key") or not item["loc"] else f"={item['input']!r}"
+        held = "" if field.startswith("api_key") or not item["loc"] else f"={_shown(item['input'])!r}"
         reason = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("a valid ")
         lines.append(f"HEADRACE_{field.upper()}{held} is not allowed: {reason}")
     return "\n".join(lines)
+
+
+def _shown(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value

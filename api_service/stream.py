@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.errors import HeadraceError
+from shared.errors import HeadraceError, PodDraining, Use
+from shared.limits import ANY, Terms
 from shared.messages import GenerateRequest, Record
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "goes_on_elsewhere", "promise"]
 
 
 class Stream:
-    def __init__(self, request: GenerateRequest, *, owned: bool) -> None:
-        """`owned`: this pod got the request accepted, so it is the one that counts it."""
+    def __init__(self, request: GenerateRequest, *, owned: bool, terms: Terms = ANY) -> None:
+        """`owned`: this pod got the request accepted, so it is the one that counts it; on these `terms`."""
         self.request = request
+        self.terms = terms
+        self.use: Use | None = None
+        """Of the limits of its share, once it is accepted; None: it has none."""
         self.owned = owned
         self.raw: list[bytes] = []
         """Every record from seq 0, as it came: what is needed to queue the request again should Redis lose it."""
@@ -61,3 +65,14 @@ class Stream:
     def close(self) -> None:
         """Nobody here will read it."""
         self.closed = True
+
+
+def promise() -> asyncio.Future[None]:
+    """Of the running loop: what a stream is waited for with."""
+    return asyncio.get_running_loop().create_future()
+
+
+def goes_on_elsewhere(rid: str) -> PodDraining:
+    """For a client whose pod is leaving: the request itself runs on."""
+    message = f"This server is shutting down. Go on with GET /v1/streams/{rid} on another one."
+    return PodDraining(message, retry_after=1.0)

@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 
 from engine_worker.waiting import REDIS_TROUBLE, wait_for_event
 from shared.messages import ModelCard, WorkerCard
-from shared.registry import heartbeat, publish_model, withdraw_worker
+from shared.prefixes import PrefixMemory
+from shared.registry import heartbeat, publish_model, publish_prefixes, withdraw_worker
 
 __all__ = ["Heartbeat", "Offer"]
 
@@ -48,9 +49,13 @@ class Heartbeat:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._rate = _Rate()
+        self._prefixes: PrefixMemory | None = None
 
-    def ready(self, offer: Offer, read: Callable[[WorkerCard], WorkerCard]) -> None:
-        """The engine is warm: from now on the model is offered."""
+    def ready(
+        self, offer: Offer, read: Callable[[WorkerCard], WorkerCard], prefixes: PrefixMemory | None = None
+    ) -> None:
+        """The engine is warm: from now on the model is offered. `prefixes`: what its cache holds; None: no cache."""
+        self._prefixes = prefixes
         self._card = msgspec.structs.replace(self._card, model=offer.card.name)
         self._offer, self._read, self._state = offer, read, "ready"
         self._changed.set()
@@ -97,6 +102,8 @@ class Heartbeat:
         if not await heartbeat(self._redis, card, offer.card if offer else None) and offer is not None:
             await publish_model(self._redis, offer.card, offer.tokenizer_json, offer.chat_template)
             log.info("model published", model=offer.card.name)
+        if self._prefixes is not None and offer is not None:
+            await publish_prefixes(self._redis, card.worker_id, self._prefixes.packed())
 
 
 class _Rate:

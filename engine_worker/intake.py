@@ -29,6 +29,7 @@ from shared.errors import ContextLengthExceeded, EngineFailure, HeadraceError, I
 from shared.grammars.backend import GrammarError, TokenMatcher
 from shared.histogram import SecondsHistogram
 from shared.messages import decode_record
+from shared.prefixes import PrefixMemory, fingerprints
 
 __all__ = ["Intake"]
 
@@ -59,6 +60,7 @@ class Intake:
         *,
         freed: asyncio.Event,
         max_num_seqs: int,
+        prefixes: PrefixMemory | None = None,
         lease_ms: int,
     ) -> None:
         self.counters: Counter[str] = Counter()
@@ -71,6 +73,7 @@ class Intake:
         self._slots = max_num_seqs
         self._reclaim_s = min(_RECLAIM_S, lease_ms / 8000)
         self._freed = freed
+        self._prefixes = prefixes
         self._wake = {shard: asyncio.Event() for shard in queues}
         self._put_back = dict.fromkeys(queues, False)
         self._unplaced: dict[str, tuple[int, Claim]] = {}
@@ -225,6 +228,9 @@ class Intake:
             return EngineFailure("The log of the request could not be read by this worker.")
         self._outbox.add(job)
         self._run(job, too_long)
+        if self._prefixes is not None:
+            for prompt in request.prompts:
+                self._prefixes.add(fingerprints(prompt, request.cache_salt))
         self.counters["takeovers"] += item.claim.epoch > 1
         if item.claim.epoch == 1:  # an entry's id begins with the milliseconds at which it was queued
             self.queue_age_seconds.observe(time.time() - int(item.claim.entry_id.partition(b"-")[0]) / 1000)

@@ -38,6 +38,7 @@ from shared.connections import UnfitServer, blocking_client, command_client
 from shared.held import HeldRequests
 from shared.messages import WorkerCard
 from shared.pending import release_consumer
+from shared.prefixes import PrefixMemory
 from shared.registry import list_models
 from shared.text.token_bytes import TokenBytes
 
@@ -147,6 +148,8 @@ class Worker:
             lease_ms=settings.lease_ms,
             step_limit_ms=settings.step_limit_ms,
         )
+        cache_tokens = warm.engine.stats().blocks_total * settings.block_size
+        self._prefixes = PrefixMemory(cache_tokens) if settings.enable_prefix_caching else None
         self._intake = Intake(
             self._queues,
             self.outbox,
@@ -156,6 +159,7 @@ class Worker:
             freed=freed,
             max_num_seqs=slots,
             lease_ms=settings.lease_ms,
+            prefixes=self._prefixes,
         )
 
     async def run(self, stop: asyncio.Event) -> int:
@@ -219,7 +223,7 @@ class Worker:
             if known.fingerprint != card.fingerprint:
                 log.warning("another worker serves different weights under this name", model=card.name)
         offer = Offer(card, self._warm.tokenizer_json, self._warm.chat_template)
-        self._heartbeat.ready(offer, self._fill_card)
+        self._heartbeat.ready(offer, self._fill_card, self._prefixes)
 
     def _fill_card(self, card: WorkerCard) -> WorkerCard:
         stats = self._warm.engine.stats()

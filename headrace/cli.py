@@ -20,6 +20,7 @@ from headrace.children import program
 from headrace.embedded import find_running
 from headrace.flags import API, COMMON, REDIS_URL, WORKER, takes
 from shared.connections import REDIS_DOWN, command_client
+from shared.limits import key_id
 
 __all__ = ["app", "main"]
 
@@ -165,6 +166,14 @@ def chat_command(
     chosen = {"temperature": temperature, "top_p": top_p}
     sampling = {name: value for name, value in chosen.items() if value is not None}
     raise typer.Exit(chat.run(base_url.rstrip("/"), model, api_key.split(",")[0].strip(), system, sampling))
+
+
+@app.command("key-id")
+def key_id_command() -> None:
+    """Print what API keys (one a line, from standard input) are called in --tenants files and in `headrace status`."""
+    for line in typer.get_text_stream("stdin"):
+        if key := line.strip():
+            typer.echo(key_id(key))
 
 
 @app.command("status")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -33,6 +34,7 @@ class Status(TypedDict):
     workers: list[dict[str, Any]]
     models: list[dict[str, Any]]
     queues: list[dict[str, Any]]
+    tenants: list[dict[str, Any]]
 
 
 async def collect(redis: Redis, shards: int) -> Status:
@@ -40,13 +42,15 @@ async def collect(redis: Redis, shards: int) -> Status:
     cards = await list_models(redis)
     workers = await list_workers(redis)
     queue = RequestQueue(redis)
-    queues = []
+    queues, tenants = [], []
     for name in sorted(cards):
+        tenants += await _tenants(queue, name, shards)
         depths = [await queue.depth(name, shard) for shard in range(shards)]
         queues.append(
             {
                 "model": name,
                 "waiting": sum(depth.waiting for depth in depths),
+                "waiting_batch": sum(depth.waiting_batch for depth in depths),
                 "running": sum(depth.running for depth in depths),
                 "waiting_tokens": sum(depth.waiting_tokens for depth in depths),
                 "expected_wait_s": _longest_wait(depths),
@@ -56,7 +60,22 @@ async def collect(redis: Redis, shards: int) -> Status:
         workers=[msgspec.structs.asdict(worker) for worker in sorted(workers, key=lambda card: card.worker_id)],
         models=[_model(cards[name], workers) for name in sorted(cards)],
         queues=queues,
+        tenants=tenants,
     )
+
+
+async def _tenants(queue: RequestQueue, model: str, shards: int) -> list[dict[str, Any]]:
+    """Those served most and those that wait, all shards together."""
+    served: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for shard in range(shards):
+        for use in await queue.tenants(model, shard):
+            served[use.share] += use.served_tokens
+            waiting[use.share] += use.waiting
+    return [
+        {"model": model, "tenant": share or "default", "served_tokens": tokens, "waiting": waiting[share]}
+        for share, tokens in served.most_common()
+    ]
 
 
 def _longest_wait(depths: Sequence[Depth]) -> float | None:
@@ -107,6 +126,10 @@ def show(status: Status, out: Console) -> None:
         columns = ["model", "dtype", "window", "workers", "running", "waiting", "tokens waiting", "expected wait"]
         out.print()
         out.print(table(columns, models, title="Models"))
+    tenants = [[t["tenant"], t["model"], t["served_tokens"], t["waiting"]] for t in status["tenants"]]
+    if tenants:
+        out.print()
+        out.print(table(["tenant", "model", "tokens served", "waiting"], tenants, title="Tenants"))
 
 
 def worker_ready_on(host: str, status: Status) -> bool:

@@ -5,12 +5,13 @@ In: what the operator allows and what Redis has counted. Out: `Use` for headers,
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from shared.errors import RateLimited, Use
 from shared.messages import GenerateRequest
 
-__all__ = ["NO_LIMITS", "Limits", "rate_limited", "use_of"]
+__all__ = ["ANY", "NO_LIMITS", "Limits", "Terms", "key_id", "rate_limited", "use_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,24 @@ _LIMIT_TEXTS = {
     2: "tokens per minute (TPM): Limit {limits.tokens_per_minute}, Used {use.tokens}, Requested {needed}.",
     3: "requests at the same time: Limit {limits.max_open}.",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a request is queued, beside what it says itself."""
+
+    limits: Limits = NO_LIMITS
+    """Of its share."""
+    prefer: str = ""
+    """The worker it is offered to first."""
+
+
+ANY = Terms()
+
+
+def key_id(key: str) -> str:
+    """What an API key is called in Redis, files and tables: a hash, which tells nothing of the key."""
+    return "key-" + hashlib.sha256(b"tenant:" + key.encode()).hexdigest()[:16]
 
 
 def use_of(limits: Limits, requests: int, tokens: int) -> Use:

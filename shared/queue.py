@@ -15,15 +15,13 @@ from redis.asyncio import Redis
 
 from shared import keys, scripts
 from shared.errors import QueueFull
-from shared.limits import NO_LIMITS, Limits, rate_limited, use_of
+from shared.limits import ANY, Terms, rate_limited, use_of
 from shared.messages import GenerateRequest, decode_request, encode
 from shared.queue_views import DeadLetter, Depth, Position, RequestState, Submitted, TenantUse
 
 __all__ = [
-    "NO_LIMITS",
     "DeadLetter",
     "Depth",
-    "Limits",
     "Position",
     "RequestQueue",
     "RequestState",
@@ -76,25 +74,23 @@ class RequestQueue:
         max_waiting_tokens: int,
         idempotency: str = "",
         idempotency_ttl_ms: int = 0,
-        limits: Limits = NO_LIMITS,
-        prefer: str = "",
+        terms: Terms = ANY,
     ) -> Submitted:
         """Queues a request once, however often the call is sent. Subscribe to its channel before.
 
         `max_waiting` requests and `max_waiting_tokens` prompt tokens bound the request's own queue (model, class,
         shard). `idempotency` is a digest of the client's key and tenant; its requests must all go to one shard, so
-        choose the shard of the rid from the digest. `limits` hold for the request's share within its shard, so all of a
-        limited share's requests must go to one. `prefer`: a worker that has its prefix cached. Raises QueueFull with
-        `retry_after` in seconds (1 to 60), RateLimited.
+        choose the shard of the rid from the digest. Limits hold for the request's share within its shard, so all of a
+        limited share's requests must go to one. Raises QueueFull with `retry_after` in seconds (1 to 60), RateLimited.
         """
-        shard = keys.shard_of(request.rid)
+        shard, limits = keys.shard_of(request.rid), terms.limits
         idem_ttl = (idempotency_ttl_ms or self._retention_ms) if idempotency else 0
         names = [*self._own_keys(request), keys.idempotency_key(shard, idempotency)]
         names += [keys.limit_key(shard, request.share), keys.open_key(shard, request.share)]
-        names += [keys.own_bell_key(shard, request.model, prefer)]
+        names += [keys.own_bell_key(shard, request.model, terms.prefer)]
         args: list[scripts.Arg] = [max_waiting, max_waiting_tokens, idem_ttl, keys.request_prefix(shard), _OFFER_MS]
         args += [limits.requests_per_minute, limits.tokens_per_minute, limits.max_open]
-        reply = await scripts.SUBMIT(self._redis, names, [*self._head(request, prefer), *args])
+        reply = await scripts.SUBMIT(self._redis, names, [*self._head(request, terms.prefer), *args])
         if reply[0] == -1:
             _, seconds, waiting, tokens = reply
             raise QueueFull(
@@ -153,8 +149,8 @@ class RequestQueue:
     async def depth(self, model: str, shard: int = 0) -> Depth:
         """Waiting and running requests of a model in one shard, all classes together."""
         names = [key(shard, model, klass) for klass in keys.CLASSES for key in (keys.queue_key, keys.load_key)]
-        waiting, running, tokens, wait_ms = await scripts.DEPTH(self._redis, names, [])
-        return Depth(waiting, running, tokens, wait_ms / 1000 if wait_ms >= 0 else None)
+        waiting, running, tokens, wait_ms, batch = await scripts.DEPTH(self._redis, names, [])
+        return Depth(waiting, running, tokens, wait_ms / 1000 if wait_ms >= 0 else None, batch)
 
     async def tenants(self, model: str, shard: int = 0, most: int = 20) -> list[TenantUse]:
         """The shares that were served most, and up to as many that are served next, with all classes together."""

@@ -54,6 +54,8 @@ class Depth:
     """Prompt tokens of the waiting requests."""
     expected_wait_s: float | None = None
     """Of a request queued now, at the measured drain rate; None = nothing measured yet."""
+    waiting_batch: int = 0
+    """Those of class batch among the waiting ones."""
 
 
 @dataclass(frozen=True, slots=True)

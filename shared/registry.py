@@ -16,8 +16,19 @@ from redis.asyncio import Redis
 from shared import keys
 from shared.errors import ModelNotFound
 from shared.messages import ModelCard, WorkerCard, encode
+from shared.prefixes import unpack
 
-__all__ = ["blob_id", "heartbeat", "list_models", "list_workers", "load_blob", "publish_model", "withdraw_worker"]
+__all__ = [
+    "blob_id",
+    "heartbeat",
+    "list_models",
+    "list_workers",
+    "load_blob",
+    "load_prefixes",
+    "publish_model",
+    "publish_prefixes",
+    "withdraw_worker",
+]
 
 _CardT = TypeVar("_CardT", ModelCard, WorkerCard)
 _model_decoder = msgspec.msgpack.Decoder(ModelCard)
@@ -70,9 +81,23 @@ async def heartbeat(
     return complete
 
 
+async def publish_prefixes(redis: Redis, worker_id: str, packed: bytes) -> None:
+    """What the worker has cached, as `PrefixMemory.packed` gives it."""
+    await redis.set(keys.prefixes_key(worker_id), packed, px=keys.PREFIXES_TTL_MS)
+
+
+async def load_prefixes(redis: Redis, worker_ids: Sequence[str]) -> dict[str, frozenset[bytes]]:
+    """The fingerprints of each of these workers; of one that published none, the empty set."""
+    held: dict[str, frozenset[bytes]] = {}
+    for worker_id in worker_ids:
+        packed: Any = await redis.get(keys.prefixes_key(worker_id))
+        held[worker_id] = unpack(packed or b"")
+    return held
+
+
 async def withdraw_worker(redis: Redis, worker_id: str) -> None:
     """A worker that leaves in order takes its card along."""
-    await redis.delete(keys.worker_key(worker_id))
+    await redis.delete(keys.worker_key(worker_id), keys.prefixes_key(worker_id))
     await redis.srem(keys.workers_key(), worker_id)
 
 

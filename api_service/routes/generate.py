@@ -5,6 +5,7 @@ In: a request, the model of its body and how to prepare it. Out: a response that
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import time
@@ -25,13 +26,16 @@ from api_service.chunks import StreamWriter
 from api_service.delivery import EventStream, Folding, collect
 from api_service.logprobs import Speller
 from api_service.prepare.model import ServedModel
+from api_service.rate_headers import rate_headers
 from api_service.retries import RetryKey, retry_key, shard_of_digest
 from api_service.schemas.common import Body, GenerationBody, QueuedBody
 from api_service.services import Services
 from api_service.stream import Stream
+from api_service.tenants import Tenant
 from shared.connections import REDIS_DOWN
 from shared.errors import InvalidRequest, Overloaded, PodDraining, RedisUnavailable
 from shared.keys import new_rid
+from shared.limits import NO_LIMITS, Terms
 from shared.messages import GenerateRequest
 from shared.params import SamplingParams
 
@@ -87,16 +91,22 @@ async def generate(
         deadline_s = _deadline(request, body)
         model = await services.registry.served(body.model)
         prepared = await services.in_thread(prepare, body, model)
+        counted = services.tenants.of(tenant, body.user)
         queued = msgspec.structs.replace(
             prepared,
+            share=counted.share,
+            weight=counted.weight,
+            klass=body.klass,
+            service_tier=body.tier,
             sampling=_seeded(prepared.sampling, body, services.settings.seed),
-            rid=new_rid(_shard(services, retry)),
+            rid=new_rid(_shard(services, retry, counted)),
             tenant=tenant,
             created=int(time.time()),
             deadline_ms=await _redis_deadline(services, deadline_s),
             grace_ms=int((grace_s or 0) * 1000),
         )
-        stream = await services.relay.open(queued, retry, deadline_s)
+        terms = Terms(counted.limits, services.affinity.prefer(queued))
+        stream = await services.relay.open(queued, retry, deadline_s, terms)
         unless_answered.pop_all()  # from here on the response owns the permit
         speller = _speller(model, stream.request)
         response: Response
@@ -105,6 +115,8 @@ async def generate(
         else:
             answer = fold(body, stream.request, speller)
             response = await _whole(services, stream, answer, permit, request, resumable=retry is not None)
+        for name, value in rate_headers(stream.use).items():
+            response.raw_headers.append((name.encode(), value.encode()))
         return name_ignored(response, body)
 
 
@@ -173,8 +185,11 @@ def _seeded(sampling: SamplingParams, body: QueuedBody, default: int | None) -> 
     return sampling if brought or default is None else replace(sampling, seed=default)
 
 
-def _shard(services: Services, retry: RetryKey | None) -> int:
+def _shard(services: Services, retry: RetryKey | None, counted: Tenant) -> int:
+    """All requests of a limited share go to one shard, because only there its limits are counted."""
     shards = services.settings.shards
+    if counted.limits != NO_LIMITS:
+        return shard_of_digest(hashlib.sha256(counted.share.encode()).hexdigest(), shards)
     return random.randrange(shards) if retry is None else shard_of_digest(retry.digest, shards)
 
 

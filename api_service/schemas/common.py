@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
 
@@ -190,6 +190,21 @@ class QueuedBody(Body):
     deadline_ms: Annotated[int, Field(ge=1, lt=2**40)] | None = None
     """Milliseconds from now; a request that has not been started by then is dropped. Ours, not OpenAI's."""
 
+    user: str | None = None
+    """Where no API keys are in use: whose fair share and limits it counts for."""
+    service_tier: Literal["auto", "default", "flex"] | None = None
+    """"flex": batch work, which runs when nothing else wants to."""
+
+    @property
+    def klass(self) -> str:
+        """The queue it goes to."""
+        return "batch" if self.service_tier == "flex" else "interactive"
+
+    @property
+    def tier(self) -> str:
+        """What the answer says of it, as OpenAI does when it was asked; "" = nothing."""
+        return {None: "", "flex": "flex"}.get(self.service_tier, "default")
+
     def check_truncation(self) -> None:
         """Raises InvalidRequest."""
         if self.truncate_prompt_tokens == 0:
@@ -240,7 +255,6 @@ class GenerationBody(QueuedBody):
     guided_grammar: str | None = None
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "store": (False,),
-        "service_tier": ("auto", "default"),
         "best_of": (1,),
         "use_beam_search": (False,),
         "length_penalty": (1, 1.0),

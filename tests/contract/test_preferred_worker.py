@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 from shared import keys
 from shared.claims import ClaimQueue
+from shared.limits import Terms
 from shared.messages import GenerateRequest
 from shared.queue import RequestQueue
 from tests.support.queue_steps import MakeWorker
@@ -17,7 +18,7 @@ from tests.support.wait import eventually
 
 async def _offer(queue: RequestQueue, prefer: str, **changes: object) -> GenerateRequest:
     request = make_request(**changes)
-    await queue.submit(request, max_waiting=1000, max_waiting_tokens=100_000, prefer=prefer)
+    await queue.submit(request, max_waiting=1000, max_waiting_tokens=100_000, terms=Terms(prefer=prefer))
     return request
 
 

@@ -34,7 +34,7 @@ ENDPOINTS: dict[str, tuple[type[Body], dict[str, Any], str]] = {
     "Completions": (CompletionRequest, TEXT, "/v1/completions"),
     "Embeddings": (EmbeddingRequest, EMBEDDING, "/v1/embeddings"),
 }
-REFUSED_VALUES: dict[str, Any] = {"service_tier": "flex", "store": True, "verbosity": "low", "modalities": ["audio"]}
+REFUSED_VALUES: dict[str, Any] = {"store": True, "verbosity": "low", "modalities": ["audio"]}
 """Where any other value than {"a": 1} is the one to try."""
 
 

@@ -136,7 +136,6 @@ def test_use_08_stream_options(make: Any, options: Any, stream: bool | None, acc
     ("key", "refused_value", "harmless"),
     [
         ("store", True, False),
-        ("service_tier", "flex", "auto"),
         ("best_of", 3, None),
         ("use_beam_search", True, False),
         ("prompt_logprobs", 21, 0),
@@ -173,7 +172,7 @@ def test_smp_08_of_chat(key: str, value: Any) -> None:
 
 @BOTH
 def test_msg_05_unknown_keys_are_ignored(make: Any) -> None:
-    extra = {"foo": {"a": 1}, "metadata": {"k": "v"}, "user": "u", "safety_identifier": "s", "prompt_cache_key": "p"}
+    extra = {"foo": {"a": 1}, "metadata": {"k": "v"}, "safety_identifier": "s", "prompt_cache_key": "p"}
     assert make(**extra).model_dump() == make().model_dump()
     assert make(**extra, n=1, best_of=None, store=False).ignored == tuple(sorted(extra))
     assert make(**{"bad\r\nname": 1}).ignored == ()

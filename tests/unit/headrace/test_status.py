@@ -67,7 +67,10 @@ async def test_json_holds_workers_models_and_the_queues_of_all_shards(
     assert found["models"] == [
         {"name": "m", "architecture": "", "dtype": "bfloat16", "max_model_len": 2048, "workers_ready": 1}
     ]
-    assert found["queues"] == [{"model": "m", "waiting": 3, "running": 0, "waiting_tokens": 9, "expected_wait_s": None}]
+    assert found["tenants"] == [{"model": "m", "tenant": "default", "served_tokens": 0, "waiting": 3}]
+    assert found["queues"] == [
+        {"model": "m", "waiting": 3, "waiting_batch": 0, "running": 0, "waiting_tokens": 9, "expected_wait_s": None}
+    ]
 
 
 async def test_the_tables_show_use_and_depth(redis: Redis) -> None:
