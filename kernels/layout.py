@@ -6,6 +6,7 @@ thread). Nothing here computes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,7 +59,8 @@ class BatchLayout:
 
 
 class LayerCache(NamedTuple):
-    """One layer's pages, views into a `KVCache`: each [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """One layer's pages, views into a `KVCache`: each [num_blocks, block_size, num_kv_heads, head_dim]; as scales of an
+    int8 cache float32 [num_blocks, block_size, num_kv_heads]."""
 
     key: Tensor
     value: Tensor
@@ -66,18 +68,30 @@ class LayerCache(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys (already rotated) and values of every layer, in blocks of `block_size` token slots."""
+    """Keys (already rotated) and values of every layer, in blocks of `block_size` token slots.
+
+    An int8 cache holds round(x / scale), with a scale of its own for each token and head: its largest magnitude / 127.
+    """
 
     layers: tuple[LayerCache, ...]
     num_blocks: int
     block_size: int
     num_kv_heads: int
     head_dim: int
+    dtype: torch.dtype
+    """Of the queries, keys and values that go in; pages may hold another."""
+    scales: tuple[LayerCache, ...] = ()
+    """Of each layer, where pages are int8; empty elsewhere."""
+
+    @property
+    def storage(self) -> torch.dtype:
+        """Of the pages."""
+        return self.layers[0].key.dtype
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all pages."""
-        return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
+        """Bytes of all pages and scales."""
+        return sum(page.nbytes for layer in (*self.layers, *self.scales) for page in layer)
 
 
 class RopeTable(NamedTuple):
@@ -147,10 +161,11 @@ class MlpWeights:
 
 
 def kv_cache_bytes(
-    num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, storage: torch.dtype
 ) -> int:
-    """Bytes that `new_kv_cache` with the same arguments takes."""
-    return num_layers * 2 * num_blocks * block_size * num_kv_heads * head_dim * dtype.itemsize
+    """Bytes that a cache of `new_kv_cache` takes whose pages hold `storage`."""
+    scale = torch.float32.itemsize if storage is torch.int8 else 0
+    return num_layers * 2 * num_blocks * block_size * num_kv_heads * (head_dim * storage.itemsize + scale)
 
 
 def new_kv_cache(
@@ -161,16 +176,30 @@ def new_kv_cache(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device | str,
+    storage: torch.dtype | None = None,
 ) -> KVCache:
-    """An empty cache, all zeros. On a CPU its pages take memory only once they are written."""
-    shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
-    if torch.device(device).type == "cpu":
-        size = kv_cache_bytes(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype)
-        # calloc: the system's zero pages, touched on first write; torch.zeros would touch all of them now.
-        raw = torch.from_numpy(np.zeros(size + _ALIGNMENT, dtype=np.uint8))
-        start = -raw.data_ptr() % _ALIGNMENT
-        pages = raw[start : start + size].view(dtype).view(shape)
-    else:
-        pages = torch.zeros(shape, dtype=dtype, device=device)
-    layers = tuple(LayerCache(pages[i, 0], pages[i, 1]) for i in range(num_layers))
-    return KVCache(layers, num_blocks, block_size, num_kv_heads, head_dim)
+    """An empty cache for a model of `dtype`, all zeros, whose pages hold `storage`: a floating-point type or int8; None
+    takes `dtype`. On a CPU its pages take memory only once they are written."""
+    storage = storage or dtype
+    shape = (num_layers, 2, num_blocks, block_size, num_kv_heads)
+    pages = _zeros((*shape, head_dim), storage, device)
+    scales = _zeros(shape, torch.float32, device) if storage is torch.int8 else None
+    return KVCache(
+        layers=tuple(LayerCache(pages[i, 0], pages[i, 1]) for i in range(num_layers)),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        scales=() if scales is None else tuple(LayerCache(scales[i, 0], scales[i, 1]) for i in range(num_layers)),
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    # calloc: the system's zero pages, touched on first write; torch.zeros would touch all of them now.
+    raw = torch.from_numpy(np.zeros(size + _ALIGNMENT, dtype=np.uint8))
+    start = -raw.data_ptr() % _ALIGNMENT
+    return raw[start : start + size].view(dtype).view(shape)

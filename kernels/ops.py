@@ -48,17 +48,22 @@ __all__ = [
 ]
 
 
-def select_backend(device: torch.device | str) -> Ops:
+def select_backend(device: torch.device | str, *, batch_invariant: bool = False) -> Ops:
     """The fastest backend that runs on `device`.
 
     On CPUs HEADRACE_CPU_BACKEND chooses between "native" (the default), our own kernels, compiled at the first start,
-    and "torch"; `Ops.note` says why torch serves where native cannot. Raises ValueError for any other value.
+    and "torch"; `Ops.note` says why torch serves where native cannot. Raises ValueError for any other value, and where
+    results are to be `batch_invariant` and the native kernels, which alone can promise it, are not there.
     """
-    if torch.device(device).type != "cpu":
-        return ReferenceOps()
-    library = load() if _wants_native() else ""
+    on_cpu = torch.device(device).type == "cpu"
+    library = load() if on_cpu and _wants_native() else ""
     if not isinstance(library, str):
-        return NativeOps(library)
+        return NativeOps(library, batch_invariant=batch_invariant)
+    if batch_invariant:
+        why = library or ("HEADRACE_CPU_BACKEND is torch" if on_cpu else "the device is not a CPU")
+        raise ValueError(f"batch_invariant needs the native CPU kernels, and they do not serve here: {why}")
+    if not on_cpu:
+        return ReferenceOps()
     ops = OneDnnOps() if torch._C._has_mkldnn else ReferenceOps()
     ops.note = library
     return ops

@@ -53,16 +53,14 @@ class _ReferenceStep:
     """Gather indices, masks and angles of one batch, made once for all layers."""
 
     def __init__(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> None:
-        self._layers = [
-            LayerCache(layer.key.view(-1, *layer.key.shape[2:]), layer.value.view(-1, *layer.value.shape[2:]))
-            for layer in cache.layers
-        ]
+        self._layers = [_slotwise(layer) for layer in cache.layers]
+        self._scales = [_slotwise(scales) for scales in cache.scales]
         self._kv_heads = cache.num_kv_heads
         self._head_dim = cache.head_dim
         self._slot_mapping = layout.slot_mapping
         self._half = rope.cos.shape[-1]
         self._cos, self._sin = angles(rope, layout.positions, cache.head_dim)
-        dtype = cache.layers[0].key.dtype
+        dtype = cache.dtype
         starts, lengths = layout.query_start.tolist(), layout.seq_lens.tolist()
         rows = [(row, starts[row], starts[row + 1], lengths[row]) for row in range(len(lengths))]
         self._prefills = [
@@ -77,38 +75,52 @@ class _ReferenceStep:
         """See `Step`."""
         heads = qkv.view(qkv.shape[0], num_heads + 2 * self._kv_heads, self._head_dim)
         rotated = rotate(heads[:, : num_heads + self._kv_heads], self._cos, self._sin, self._half)
-        key_cache, value_cache = self._layers[layer]
-        key_cache.index_copy_(0, self._slot_mapping, rotated[:, num_heads:])
-        value_cache.index_copy_(0, self._slot_mapping, heads[:, num_heads + self._kv_heads :])
+        self._write(rotated[:, num_heads:], layer, 0)
+        self._write(heads[:, num_heads + self._kv_heads :], layer, 1)
         return rotated[:, :num_heads]
+
+    def _write(self, x: Tensor, layer: int, kind: int) -> None:
+        """x [T, kv_heads, head_dim] -> the batch's slots; kind: 0 keys, 1 values."""
+        pages = self._layers[layer][kind]
+        if self._scales:
+            x, scale = quantize_heads(x)
+            self._scales[layer][kind].index_copy_(0, self._slot_mapping, scale)
+        pages.index_copy_(0, self._slot_mapping, x.to(pages.dtype))
+
+    def _read(self, slots: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values in these slots [S] -> [S, kv_heads, head_dim] each, in `dtype`."""
+        key, value = (pages.index_select(0, slots) for pages in self._layers[layer])
+        if self._scales:
+            key_scale, value_scale = (scale.index_select(0, slots).unsqueeze(-1) for scale in self._scales[layer])
+            key, value = key * key_scale, value * value_scale
+        return key.to(dtype), value.to(dtype)
 
     def attention(self, query: Tensor, layer: int) -> Tensor:
         """See `Step`."""
-        cache = self._layers[layer]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for prefill in self._prefills:
-            self._attend_prefill(query, cache, prefill, out)
+            self._attend_prefill(query, layer, prefill, out)
         for decodes in self._decodes:
-            self._attend_decodes(query, cache, decodes, out)
+            self._attend_decodes(query, layer, decodes, out)
         return out.view(query.shape[0], -1)
 
-    def _attend_prefill(self, query: Tensor, cache: LayerCache, row: _Prefill, out: Tensor) -> None:
+    def _attend_prefill(self, query: Tensor, layer: int, row: _Prefill, out: Tensor) -> None:
         kv_heads, group = self._kv_heads, query.shape[1] // self._kv_heads
         span = row.end - row.start
         # KV heads are the batch of the call and a KV head's query heads its heads: keys are shared by stride, not
         # repeated.
         q = query[row.start : row.end].view(span, kv_heads, group, -1).permute(1, 2, 0, 3)
-        k = cache.key.index_select(0, row.slots).transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
-        v = cache.value.index_select(0, row.slots).transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+        k, v = (x.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for x in self._read(row.slots, layer, q.dtype))
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=row.mask, is_causal=row.mask is None)
         out[row.start : row.end].view(span, kv_heads, group, -1).copy_(attended.permute(2, 0, 1, 3))
 
-    def _attend_decodes(self, query: Tensor, cache: LayerCache, rows: _Decodes, out: Tensor) -> None:
+    def _attend_decodes(self, query: Tensor, layer: int, rows: _Decodes, out: Tensor) -> None:
         count, kv_heads = rows.tokens.shape[0], self._kv_heads
         # The query heads of a KV head stand in the place of query positions: all of them see the same keys.
         q = query.index_select(0, rows.tokens).view(count, kv_heads, -1, self._head_dim)
-        k = cache.key.index_select(0, rows.slots).view(count, -1, kv_heads, self._head_dim).transpose(1, 2)
-        v = cache.value.index_select(0, rows.slots).view(count, -1, kv_heads, self._head_dim).transpose(1, 2)
+        k, v = (
+            x.view(count, -1, kv_heads, self._head_dim).transpose(1, 2) for x in self._read(rows.slots, layer, q.dtype)
+        )
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=rows.mask)
         out.index_copy_(0, rows.tokens, attended.reshape(count, -1, self._head_dim))
 
@@ -153,6 +165,20 @@ class ReferenceOps(Ops):
 
     def logits(self, hidden: Tensor, head: PackedLinear) -> Tensor:
         return self.linear(hidden, head).float()
+
+
+def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [..., head_dim] -> int8 of the same shape, float32 scales [...]: the largest magnitude / 127, so that no
+    value is off by more than half a scale. A head that is not finite gets a scale that is not."""
+    wide = x.float()
+    largest = wide.abs().amax(-1)
+    inverse = torch.where(largest > 0, 127.0 / largest, 0.0).unsqueeze(-1)
+    return (wide * inverse).round().nan_to_num(0.0).to(torch.int8), largest / 127.0
+
+
+def _slotwise(layer: LayerCache) -> LayerCache:
+    """Blocks and their slots as one dimension."""
+    return LayerCache(layer.key.flatten(0, 1), layer.value.flatten(0, 1))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, half: int) -> Tensor:

@@ -26,13 +26,14 @@ class DenseOps(ReferenceOps):
 
     weight_formats = QUANTIZED
 
-    def __init__(self, library: Library, threads: int = 0) -> None:
-        """threads: how many a call may use, the caller's included; 0 = as many as torch."""
+    def __init__(self, library: Library, threads: int = 0, *, batch_invariant: bool = False) -> None:
+        """threads: how many a call may use, the caller's included; 0 = as many as torch. batch_invariant: a token's
+        results have the same bits alone, in any batch, and in any chunk of a prompt."""
         self.name = f"native-{library.level}"
         self.functions = library.functions
         self._library = library
         self.threads = threads or torch.get_num_threads()
-        self._scratch = Scratch(self.functions, self.threads)
+        self._scratch = Scratch(self.functions, self.threads, batch_invariant)
         self._arena = Arena()
         # By identity; the tuple keeps the weight alive, so an identity is never reused.
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}

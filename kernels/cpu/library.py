@@ -15,10 +15,12 @@ import torch
 from kernels.cpu.build import BuildError, build
 from kernels.cpu.isa import Level, candidate_levels
 
-__all__ = ["DTYPES", "HrAttention", "HrLinear", "HrMlp", "HrStep", "Library", "load"]
+__all__ = ["DTYPES", "STORAGE", "HrAttention", "HrLinear", "HrMlp", "HrStep", "Library", "load"]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""Activation and cache types the kernels know, with their code."""
+"""Activation types the kernels know, with their code."""
+STORAGE = {**DTYPES, torch.int8: 2}
+"""Types of cache pages, with their code."""
 
 
 class HrLinear(Structure):
@@ -66,6 +68,8 @@ class HrStep(Structure):
         ("sin", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
         ("num_tokens", c_int64),
         ("num_rows", c_int64),
         ("table_width", c_int64),
@@ -74,6 +78,7 @@ class HrStep(Structure):
         ("head_dim", c_int64),
         ("rotary_half", c_int64),
         ("dtype", c_int64),
+        ("cache_dtype", c_int64),
         ("serial", c_int64),
     ]
 
@@ -82,7 +87,7 @@ _STEP, _ATTENTION, _MLP, _LINEAR = POINTER(HrStep), POINTER(HrAttention), POINTE
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_enable": (c_int32, []),
-    "hr_workspace_new": (c_void_p, [c_int64]),
+    "hr_workspace_new": (c_void_p, [c_int64] * 2),
     "hr_workspace_free": (None, [c_void_p]),
     "hr_packed_bytes": (c_int64, [c_int64] * 3),
     "hr_pack": (None, [c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64]),

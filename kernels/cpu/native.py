@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.dense import DenseOps, expect
-from kernels.cpu.library import DTYPES, HrAttention, HrMlp, HrStep, Library
+from kernels.cpu.library import DTYPES, STORAGE, HrAttention, HrMlp, HrStep, Library
 from kernels.cpu.packing import attention_struct, mlp_struct, pointer_array
 from kernels.cpu.scratch import Pages
 from kernels.interface import Step
-from kernels.layout import AttentionWeights, BatchLayout, KVCache, MlpWeights, RopeTable
+from kernels.layout import AttentionWeights, BatchLayout, KVCache, LayerCache, MlpWeights, RopeTable
 
 __all__ = ["NativeOps"]
 
@@ -27,12 +27,12 @@ class _NativeStep:
 
     def __init__(self, ops: NativeOps, layout: BatchLayout, cache: KVCache, rope: RopeTable, serial: int) -> None:
         self._ops = ops
-        self.dtype = cache.layers[0].key.dtype
+        self.dtype = cache.dtype
         self.num_tokens = layout.num_tokens
         self._head_dim = cache.head_dim
         self._kv_heads = cache.num_kv_heads
-        keys, values = ops.cache_pointers(cache)
-        self._alive = (layout, cache, rope, keys, values)
+        pages = ops.cache_pointers(cache)
+        self._alive = (layout, cache, rope, pages)
         self.struct = HrStep(
             _pointer(layout.query_start, torch.int32),
             _pointer(layout.seq_lens, torch.int32),
@@ -41,8 +41,7 @@ class _NativeStep:
             _pointer(layout.positions, torch.int64),
             _pointer(rope.cos, torch.float32),
             _pointer(rope.sin, torch.float32),
-            ctypes.addressof(keys),
-            ctypes.addressof(values),
+            *(ctypes.addressof(addresses) for addresses in pages),
             layout.num_tokens,
             layout.seq_lens.shape[0],
             layout.block_tables.shape[1],
@@ -51,6 +50,7 @@ class _NativeStep:
             cache.head_dim,
             rope.cos.shape[1],
             DTYPES[self.dtype],
+            STORAGE[cache.storage],
             serial,
         )
 
@@ -77,27 +77,26 @@ class _NativeStep:
 class NativeOps(DenseOps):
     """CPU backend in C++."""
 
-    def __init__(self, library: Library, threads: int = 0) -> None:
-        super().__init__(library, threads)
+    def __init__(self, library: Library, threads: int = 0, *, batch_invariant: bool = False) -> None:
+        super().__init__(library, threads, batch_invariant=batch_invariant)
         self._serial = count()
         # The C views of weights, by identity; the tuple keeps the weights alive, so an identity is never reused.
         self._attention: dict[int, tuple[HrAttention, AttentionWeights, Tensor]] = {}
         self._mlp: dict[int, tuple[HrMlp, MlpWeights, Tensor]] = {}
 
-    def cache_pointers(self, cache: KVCache) -> tuple[Pages, Pages]:
-        """Addresses of every layer's keys and values. Made once per cache and thread."""
+    def cache_pointers(self, cache: KVCache) -> tuple[Pages, Pages, Pages, Pages]:
+        """Addresses of every layer's keys, values, and of their scales (as many as there are). Made once per cache and
+        thread."""
         scratch = self._scratch
         if scratch.cache is not cache or scratch.pages is None:
-            if not all(layer.key.is_contiguous() and layer.value.is_contiguous() for layer in cache.layers):
+            if not all(page.is_contiguous() for layer in (*cache.layers, *cache.scales) for page in layer):
                 raise ValueError("the KV cache's pages must be contiguous")
-            kind = ctypes.c_void_p * len(cache.layers)
-            keys = kind(*(layer.key.data_ptr() for layer in cache.layers))
-            values = kind(*(layer.value.data_ptr() for layer in cache.layers))
-            scratch.cache, scratch.pages = cache, (keys, values)
+            scratch.pages = (*_addresses(cache.layers), *_addresses(cache.scales))
+            scratch.cache = cache
         return scratch.pages
 
     def begin(self, layout: BatchLayout, cache: KVCache, rope: RopeTable) -> Step:
-        if cache.layers[0].key.dtype not in DTYPES:
+        if cache.dtype not in DTYPES or cache.storage not in STORAGE:
             return super().begin(layout, cache, rope)
         return _NativeStep(self, layout, cache, rope, next(self._serial))
 
@@ -174,6 +173,11 @@ class NativeOps(DenseOps):
             norm = weights.norm.float().contiguous()
             known = self._mlp[id(weights)] = (mlp_struct(weights, norm), weights, norm)
         return known[0]
+
+
+def _addresses(layers: Sequence[LayerCache]) -> tuple[Pages, Pages]:
+    kind = ctypes.c_void_p * len(layers)
+    return kind(*(layer.key.data_ptr() for layer in layers)), kind(*(layer.value.data_ptr() for layer in layers))
 
 
 def _pointer(x: Tensor, dtype: torch.dtype) -> int:

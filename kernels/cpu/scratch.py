@@ -17,8 +17,8 @@ Pages = ctypes.Array[ctypes.c_void_p]
 class Scratch(threading.local):
     """What one calling thread works with: its workspace, and the page addresses of the cache it used last."""
 
-    def __init__(self, functions: Any, threads: int) -> None:
-        self.workspace = functions.hr_workspace_new(threads)
+    def __init__(self, functions: Any, threads: int, batch_invariant: bool) -> None:
+        self.workspace = functions.hr_workspace_new(threads, int(batch_invariant))
         weakref.finalize(self, functions.hr_workspace_free, self.workspace)
         self.cache: KVCache | None = None
-        self.pages: tuple[Pages, Pages] | None = None
+        self.pages: tuple[Pages, Pages, Pages, Pages] | None = None

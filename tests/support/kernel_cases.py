@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.ops import BatchLayout, KVCache, RopeTable, new_kv_cache
+from tests.support.paged import poison
 
 __all__ = ["Batch", "make_batch", "random_tensor", "relative_error", "rope_table"]
 
@@ -30,10 +31,11 @@ class Batch:
             cache.block_size,
             cache.num_kv_heads,
             cache.head_dim,
-            cache.layers[0].key.dtype,
+            cache.dtype,
             "cpu",
+            cache.storage,
         )
-        for mine, other in zip(twin.layers, cache.layers, strict=True):
+        for mine, other in zip((*twin.layers, *twin.scales), (*cache.layers, *cache.scales), strict=True):
             mine.key.copy_(other.key)
             mine.value.copy_(other.value)
         return twin
@@ -56,6 +58,7 @@ def make_batch(
     rows: Sequence[tuple[int, int]],
     *,
     dtype: torch.dtype,
+    storage: torch.dtype | None = None,
     block_size: int = 16,
     heads: int = 4,
     kv_heads: int = 2,
@@ -70,10 +73,8 @@ def make_batch(
     num_blocks = sum(counts) + 3
     order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
     tables = torch.full((len(rows), max(counts) + 2), 2_000_000_000, dtype=torch.int32)
-    cache = new_kv_cache(layers, num_blocks, block_size, kv_heads, head_dim, dtype, "cpu")
-    for pages in cache.layers:
-        pages.key.fill_(float("nan"))
-        pages.value.fill_(float("nan"))
+    cache = new_kv_cache(layers, num_blocks, block_size, kv_heads, head_dim, dtype, "cpu", storage)
+    poison(cache)
     slots, positions, starts, used = [], [], [0], 0
     for row, ((query, length), count) in enumerate(zip(rows, counts, strict=True)):
         tables[row, :count] = order[used : used + count]
@@ -81,10 +82,9 @@ def make_batch(
         all_positions = torch.arange(length)
         all_slots = tables[row].long()[all_positions // block_size] * block_size + all_positions % block_size
         past = all_slots[: length - query]
-        for pages in cache.layers:
-            for page in pages:
-                flat = page.view(-1, kv_heads, head_dim)
-                flat[past] = torch.randn(len(past), kv_heads, head_dim, generator=generator).to(dtype)
+        for layer in range(layers):
+            for kind in range(2):
+                _fill(cache, layer, kind, past, torch.randn(len(past), kv_heads, head_dim, generator=generator))
         slots.append(all_slots[length - query :])
         positions.append(all_positions[length - query :])
         starts.append(starts[-1] + query)
@@ -99,6 +99,15 @@ def make_batch(
         max_seq_len=max(length for _, length in rows),
     )
     return Batch(layout, cache, heads)
+
+
+def _fill(cache: KVCache, layer: int, kind: int, slots: Tensor, x: Tensor) -> None:
+    """x float32 [S, kv_heads, head_dim] -> keys (kind 0) or values (1) of these slots."""
+    if cache.scales:
+        scale = x.abs().amax(-1) / 127
+        cache.scales[layer][kind].flatten(0, 1)[slots] = scale
+        x = (x / scale[..., None]).round()
+    cache.layers[layer][kind].flatten(0, 1)[slots] = x.to(cache.storage)
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:

@@ -47,8 +47,8 @@ def make_layout(rows: Sequence[Row], block_size: int, device: str = "cpu") -> Ba
 
 
 def poison(cache: KVCache) -> None:
-    """Fills every page with NaN: whatever reads a slot that was not written shows."""
-    for layer in cache.layers:
+    """Fills every page with NaN, or its scales: whatever reads a slot that was not written shows."""
+    for layer in cache.scales or cache.layers:
         layer.key.fill_(float("nan"))
         layer.value.fill_(float("nan"))
 

@@ -32,11 +32,12 @@ constexpr int64_t GROUPED_DIRECT_ROWS = 12;
 constexpr int64_t GROUPED_DIRECT_ROWS = 24;
 #endif
 
-inline Act act_kind(int64_t format, int64_t rows) {
+// invariant: the same whatever the number of rows.
+inline Act act_kind(int64_t format, int64_t rows, bool invariant) {
   if (format == HR_W_F32) return Act::F32;
   if (format == HR_W_BF16) return Act::BF16;
   if (format == HR_W_INT8) return Act::INT8_ROW;
-  if (rows <= GROUPED_DIRECT_ROWS) return Act::INT8_GROUP;
+  if (invariant || rows <= GROUPED_DIRECT_ROWS) return Act::INT8_GROUP;
   return HAS_BF16_DOT ? Act::BF16 : Act::F32;
 }
 

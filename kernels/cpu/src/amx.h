@@ -1,4 +1,5 @@
-// AMX tiles: 16 rows of A times 16 features in one instruction. team.h has configured every tile as 16 x 64 bytes.
+// AMX tiles: 16 rows of A times 16 features in one instruction. team.h has configured every tile as 16 x 64 bytes, and
+// vectors to flush denormals as tiles do.
 #pragma once
 
 #include "tile.h"
@@ -131,7 +132,58 @@ void amx_rows(const TileJob& job) {
   }
 }
 
+// MR rows by NB panels of bf16 without the matrix unit, bit for bit what it computes: products of even and of odd elements
+// go to sums of their own, 16 steps long, and the two together to the result. For one or two rows it is all about memory,
+// and plain loads stream a tenth faster than tile loads.
+template <int MR, int NB>
+void amx_by_vectors(const TileJob& job, int panel) {
+  const vu high = splat(0xffff0000u);
+  vf acc[MR][NB] = {};
+  const auto at = [&](int m, int n) { return (float*)job.c + m * job.ldc + (panel + n) * PANEL; };
+  if (job.accumulate) {
+    for (int m = 0; m < MR; ++m) {
+      for (int n = 0; n < NB; ++n) acc[m][n] = load(at(m, n));
+    }
+  }
+  for (int64_t t = 0; t < job.steps / 16; ++t) {
+    for (int n = 0; n < NB; ++n) amx_prefetch(job, panel + n, t);
+    vf even[MR][NB] = {}, odd[MR][NB] = {};
+    for (int64_t s = t * 16; s < t * 16 + 16; ++s) {
+      vf xe[MR], xo[MR];
+      for (int m = 0; m < MR; ++m) {
+        const vu x = splat(load_as<uint32_t>(job.a + m * job.lda + 4 * s));
+        xe[m] = (vf)(x << 16);
+        xo[m] = (vf)(x & high);
+      }
+      for (int n = 0; n < NB; ++n) {
+        const vu w = load_as<vu>(job.panels[panel + n] + s * STEP_BYTES);
+        const vf we = (vf)(w << 16), wo = (vf)(w & high);
+        for (int m = 0; m < MR; ++m) {
+          even[m][n] = (vf)_mm512_fmadd_ps((__m512)xe[m], (__m512)we, (__m512)even[m][n]);
+          odd[m][n] = (vf)_mm512_fmadd_ps((__m512)xo[m], (__m512)wo, (__m512)odd[m][n]);
+        }
+      }
+    }
+    for (int m = 0; m < MR; ++m) {
+      for (int n = 0; n < NB; ++n) acc[m][n] += even[m][n] + odd[m][n];
+    }
+  }
+  for (int m = 0; m < MR; ++m) {
+    for (int n = 0; n < NB; ++n) store(at(m, n), acc[m][n]);
+  }
+}
+
+template <int MR>
+void amx_few_rows(const TileJob& job) {
+  int panel = 0;
+  for (; panel + 4 <= job.num_panels; panel += 4) amx_by_vectors<MR, 4>(job, panel);
+  for (; panel + 2 <= job.num_panels; panel += 2) amx_by_vectors<MR, 2>(job, panel);
+  for (; panel < job.num_panels; ++panel) amx_by_vectors<MR, 1>(job, panel);
+}
+
 inline void amx_multiply(bool int8, const TileJob& job) {
+  if (job.rows == 1 && !int8) return amx_few_rows<1>(job);
+  if (job.rows == 2 && !int8) return amx_few_rows<2>(job);
   // GCC's tile loads do not say that they read memory: earlier stores must not move past them.
   __asm__ volatile("" ::: "memory");
   if (int8) {

@@ -21,7 +21,8 @@ HR_API int32_t hr_enable() {
 #endif
 }
 
-HR_API void* hr_workspace_new(int64_t threads) { return new Workspace(int(threads)); }
+// invariant: see Workspace.
+HR_API void* hr_workspace_new(int64_t threads, int64_t invariant) { return new Workspace(int(threads), invariant != 0); }
 
 HR_API void hr_workspace_free(void* ws) { delete (Workspace*)ws; }
 

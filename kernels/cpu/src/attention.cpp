@@ -5,28 +5,46 @@
 namespace headrace {
 namespace {
 
-void plan_decode(Workspace& ws, const HrStep& step, int32_t row) {
+// Rows times KV heads per thread from which on there is no need to split a row.
+constexpr int64_t ENOUGH_TASKS = 4;
+
+// Rows of one token by vectors. Parts depend on the row alone.
+void plan_decode(Workspace& ws, const HrStep& step, int32_t row, int64_t group) {
   const int32_t length = step.seq_lens[row];
   // Even parts of whole vectors, so that the last one is not a stub.
-  const int64_t parts = ceil_div(length, DECODE_KEYS);
+  const int64_t parts = ceil_div(length, DECODE_KEYS), floats = group * decode_partial(step);
   const int32_t keys = int32_t(round_up(ceil_div(length, parts), 16));
   for (int32_t head = 0; head < step.num_kv_heads; ++head) {
-    if (parts > 1) ws.merges.push_back({row, head, int32_t(ws.num_partials), int32_t(ceil_div(length, keys))});
+    if (parts > 1) {
+      ws.merges.push_back({false, row, head, 0, 1, int32_t(ceil_div(length, keys)), ws.partial_floats});
+    }
     for (int32_t first = 0; first < length; first += keys) {
-      const int32_t partial = parts > 1 ? int32_t(ws.num_partials++) : -1;
-      ws.attention.push_back({row, head, 0, 1, first, std::min(first + keys, length), partial});
+      ws.attention.push_back({false, row, head, 0, 1, first, std::min(first + keys, length), -1});
+      if (parts == 1) continue;
+      ws.attention.back().partial = ws.partial_floats;
+      ws.partial_floats += floats;
     }
   }
 }
 
-void plan_prefill(Workspace& ws, const HrStep& step, int32_t row, int64_t group) {
+// split: spreads a tile's segments over threads where its queries are few. The result has the same bits either way.
+void plan_tiles(Workspace& ws, const HrStep& step, int32_t row, int64_t group, bool split) {
   const int32_t tokens = step.query_start[row + 1] - step.query_start[row];
-  const int32_t tile = int32_t(std::max<int64_t>(1, PREFILL_ROWS / group));
+  const int32_t tile = int32_t(std::max<int64_t>(1, TILE_QUERIES / group));
   for (int32_t first = 0; first < tokens; first += tile) {
-    const int32_t count = std::min(tile, tokens - first);
-    const int32_t last_key = step.seq_lens[row] - tokens + first + count;
+    const int32_t count = std::min(tile, tokens - first), last_key = step.seq_lens[row] - tokens + first + count;
     for (int32_t head = 0; head < step.num_kv_heads; ++head) {
-      ws.attention.push_back({row, head, first, count, 0, last_key, -1});
+      if (!split || count * group > BAND || last_key <= segment_end(0)) {
+        ws.attention.push_back({true, row, head, first, count, 0, last_key, -1});
+        continue;
+      }
+      ws.merges.push_back({true, row, head, first, count, 0, ws.partial_floats});
+      for (int32_t key = 0; key < last_key; ++ws.merges.back().count) {
+        const int32_t end = int32_t(std::min<int64_t>(segment_end(key), last_key));
+        ws.attention.push_back({true, row, head, first, count, key, end, ws.partial_floats});
+        ws.partial_floats += state_floats(1, round_up(step.head_dim, 32));
+        key = end;
+      }
     }
   }
 }
@@ -44,6 +62,50 @@ void rotate_head(const HrStep& step, const float* cos, const float* sin, const T
   if (out != x && rest < step.head_dim) std::memcpy(out + rest, x + rest, (step.head_dim - rest) * sizeof(T));
 }
 
+template <class T, class S>
+float store_head(const T* x, int64_t dim, S* to) {
+  for (int64_t i = 0; i < dim; i += VL) store_upto(to + i, load_upto(x + i, dim - i), dim - i);
+  return 0.0f;
+}
+
+// One scale per token and head. Returns it.
+template <class T>
+float store_head(const T* x, int64_t dim, int8_t* to) {
+  vf largest = {}, poison = {};
+  for (int64_t i = 0; i < dim; i += VL) {
+    const vf part = load_upto(x + i, dim - i);
+    largest = vmax(vabs(part), largest);
+    poison += part - part;
+  }
+  // A row that is not finite gets a scale that is not: it must not turn into a sane one.
+  const float magnitude = max_lanes(largest) + sum_lanes(poison);
+  const float inverse = magnitude > 0.0f ? 127.0f / magnitude : 0.0f;
+  for (int64_t i = 0; i < dim; i += VL) {
+    const vi q = __builtin_convertvector(round_even(load_upto(x + i, dim - i) * inverse), vi);
+    for (int64_t lane = 0; lane < VL && i + lane < dim; ++lane) to[i + lane] = int8_t(q[lane]);
+  }
+  return magnitude / 127.0f;
+}
+
+struct CacheRow {
+  const HrStep& step;
+  int64_t layer;
+  int64_t slot;
+};
+
+// Head h of a token's keys and values [kv heads, dim] -> its slot.
+template <class T, class S>
+void write_head(const CacheRow& at, int64_t h, const T* key, const T* value) {
+  const HrStep& step = at.step;
+  const int64_t dim = step.head_dim, head = at.slot * step.num_kv_heads + h;
+  const float key_scale = store_head(key + h * dim, dim, (S*)step.keys[at.layer] + head * dim);
+  const float value_scale = store_head(value + h * dim, dim, (S*)step.values[at.layer] + head * dim);
+  if constexpr (sizeof(S) == 1) {
+    step.key_scales[at.layer][head] = key_scale;
+    step.value_scales[at.layer][head] = value_scale;
+  }
+}
+
 template <class T>
 void rotate_token(const HrStep& step, int64_t layer, int64_t num_heads, T* qkv, T* query_out, int64_t query_ld,
                   int64_t token) {
@@ -54,21 +116,36 @@ void rotate_token(const HrStep& step, int64_t layer, int64_t num_heads, T* qkv, 
   for (int64_t h = 0; h < num_heads; ++h) {
     rotate_head(step, cos, sin, row + h * dim, query_out + token * query_ld + h * dim);
   }
-  T* key = (T*)step.keys[layer] + step.slots[token] * kv;
-  T* value = (T*)step.values[layer] + step.slots[token] * kv;
+  T *key = row + num_heads * dim, *value = key + kv;
+  for (int64_t h = 0; h < step.num_kv_heads; ++h) rotate_head(step, cos, sin, key + h * dim, key + h * dim);
+  const CacheRow at = {step, layer, step.slots[token]};
   for (int64_t h = 0; h < step.num_kv_heads; ++h) {
-    rotate_head(step, cos, sin, row + (num_heads + h) * dim, key + h * dim);
+    switch (step.cache_dtype) {
+      case HR_F32:
+        write_head<T, float>(at, h, key, value);
+        break;
+      case HR_BF16:
+        write_head<T, bf16>(at, h, key, value);
+        break;
+      default:
+        write_head<T, int8_t>(at, h, key, value);
+    }
   }
-  std::memcpy(value, row + num_heads * dim + kv, kv * sizeof(T));
 }
 
-template <class T>
+template <class A, class S>
 void run_task(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task) {
-  if (task.num_tokens == 1 && task.first_token == 0 && task.last_key - task.first_key <= DECODE_KEYS + 16) {
-    attend_decode<T>(ws, rank, call, task);
-  } else {
-    attend_prefill<T>(ws, rank, call, task);
-  }
+  task.tiled ? attend_tile<A, S>(ws, rank, call, task) : attend_decode<A, S>(ws, rank, call, task);
+}
+
+template <class A>
+auto pick_task(int64_t cache_dtype) {
+  return cache_dtype == HR_F32 ? run_task<A, float> : cache_dtype == HR_BF16 ? run_task<A, bf16> : run_task<A, int8_t>;
+}
+
+template <class A>
+void run_merge(Workspace& ws, const AttentionCall& call, const MergeTask& task) {
+  task.tiled ? merge_tiles<A>(ws, call, task) : merge_decode<A>(ws, call, task);
 }
 
 }  // namespace
@@ -77,28 +154,29 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   if (ws.planned_step == step.serial && ws.planned_group == group) return;
   ws.attention.clear();
   ws.merges.clear();
-  ws.num_partials = 0;
+  ws.partial_floats = 0;
+  const bool split = step.num_rows * step.num_kv_heads < ENOUGH_TASKS * ws.threads;
   for (int32_t row = 0; row < step.num_rows; ++row) {
-    if (step.query_start[row + 1] - step.query_start[row] == 1) {
-      plan_decode(ws, step, row);
+    if (step.query_start[row + 1] - step.query_start[row] == 1 && !ws.invariant) {
+      plan_decode(ws, step, row, group);
     } else {
-      plan_prefill(ws, step, row, group);
+      // In invariant batches decodes too: a token must not notice whether it is computed alone or in a prompt.
+      plan_tiles(ws, step, row, group, split);
     }
   }
   // Long tasks first: what is left at the end fills the gaps.
   std::stable_sort(ws.attention.begin(), ws.attention.end(), [](const AttentionTask& a, const AttentionTask& b) {
     return int64_t(a.num_tokens) * (a.last_key - a.first_key) > int64_t(b.num_tokens) * (b.last_key - b.first_key);
   });
-  ws.zeros.get<float>(round_up(step.head_dim, 2 * VL));
-  ws.partials.get<float>(ws.num_partials * group * partial_stride(step));
+  ws.partials.get<float>(ws.partial_floats);
   ws.planned_step = step.serial;
   ws.planned_group = group;
 }
 
 void attend(Team& team, Workspace& ws, const AttentionCall& call) {
   const bool wide = call.step.dtype == HR_F32;
-  const auto run = wide ? run_task<float> : run_task<bf16>;
-  const auto merge = wide ? merge_partials<float> : merge_partials<bf16>;
+  const auto run = wide ? pick_task<float>(call.step.cache_dtype) : pick_task<bf16>(call.step.cache_dtype);
+  const auto merge = wide ? run_merge<float> : run_merge<bf16>;
   team.each(int64_t(ws.attention.size()), 1, [&](int64_t i) { run(ws, team.rank, call, ws.attention[i]); });
   if (!ws.merges.empty()) {
     team.each_row(int64_t(ws.merges.size()), [&](int64_t i) { merge(ws, call, ws.merges[i]); });

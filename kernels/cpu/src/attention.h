@@ -33,22 +33,35 @@ void attend(Team& team, Workspace& ws, const AttentionCall& call);
 void rotate_and_cache(Team& team, const HrStep& step, int64_t layer, int64_t num_heads, void* qkv, void* query_out,
                       int64_t query_ld);
 
-// One task each (decode.cpp, prefill.cpp).
-template <class T>
+// One task each: of few query rows by vectors (decode.cpp), or of any number by matrix products (tiled.cpp). A is the
+// type of queries and results, S that of the cache: float, bf16 or, with scales beside, int8_t.
+template <class A, class S>
 void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
-template <class T>
-void attend_prefill(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
-template <class T>
-void merge_partials(Workspace& ws, const AttentionCall& call, const MergeTask& task);
+template <class A, class S>
+void attend_tile(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
+template <class A>
+void merge_decode(Workspace& ws, const AttentionCall& call, const MergeTask& task);
+template <class A>
+void merge_tiles(Workspace& ws, const AttentionCall& call, const MergeTask& task);
 
-// Query rows (tokens times heads) of a prefill task: enough to make packing its keys cheap, few enough for the cache.
-constexpr int64_t PREFILL_ROWS = HAS_AMX ? 192 : 96;
-// Keys of a decode task; longer rows are split and merged.
+// Query rows (tokens times heads) of a tile: enough to make loading its keys cheap, few enough for the cache.
+constexpr int64_t TILE_QUERIES = HAS_AMX ? 192 : 96;
+// Query rows of a tile that are computed together.
+constexpr int64_t BAND = 2 * PANEL;
+// Keys of a vector task; longer rows are split and merged.
 constexpr int64_t DECODE_KEYS = 256;
 constexpr int64_t KEY_BLOCK = 64;
 
-// A partial result: per query head maximum, sum, and unnormalized values padded to whole vectors.
-inline int64_t partial_stride(const HrStep& step) { return 2 + round_up(step.head_dim, VL); }
+// Tiles sum up segment by segment, so that these can be spread over threads without a different bit: the end of the one
+// that holds `key`. Short ones first, since short rows are to be spread too.
+inline int64_t segment_end(int64_t key) {
+  return key < 128 ? 128 : key < 256 ? 256 : key < 512 ? 512 : (key / 1024 + 1) * 1024;
+}
+
+// Floats of a vector task's partial result, per query head: maximum, sum, and unnormalized values.
+inline int64_t decode_partial(const HrStep& step) { return 2 + round_up(step.head_dim, VL); }
+// Floats that a tile gathers: values, reference and sum of each query row.
+inline int64_t state_floats(int64_t bands, int64_t width) { return bands * BAND * (width + 2); }
 
 // Walks a row's positions through its block table; one division at the start, none a key.
 class Slots {

@@ -11,11 +11,14 @@ namespace {
 constexpr int MAX_HEADS = 4;
 constexpr int MAX_VECTORS = VL == 16 ? 4 : 2;
 
-template <class T>
+// A: type of queries, S: of the cache.
+template <class A, class S>
 struct DecodeJob {
-  const T* query;  // [heads][head_dim]
-  const T* keys[KEY_BLOCK];
-  const T* values[KEY_BLOCK];
+  const A* query;  // [heads][head_dim]
+  const S* keys[KEY_BLOCK];
+  const S* values[KEY_BLOCK];
+  float key_scales[KEY_BLOCK];  // where the cache is int8
+  float value_scales[KEY_BLOCK];
   int64_t dim;
   int64_t count;           // keys in this block
   float* wide_query;       // [MAX_HEADS][padded dim]
@@ -37,14 +40,14 @@ inline vf load_dim(const T* p, int64_t left) {
 }
 
 // Dot products of VL keys from `at` with HEADS queries.
-template <class T, int HEADS, bool FULL>
-void dot_keys(DecodeJob<T>& job, int64_t at, int64_t padded) {
+template <class A, class S, int HEADS, bool FULL>
+void dot_keys(DecodeJob<A, S>& job, int64_t at, int64_t padded) {
   vf sums[HEADS][VL];
   for (int j = 0; j < VL; ++j) {
     vf acc[HEADS] = {};
     if (at + j < job.count) {
-      const T* key = job.keys[at + j];
-      if constexpr (HAS_BF16_DOT && sizeof(T) == 2 && FULL) {
+      const S* key = job.keys[at + j];
+      if constexpr (HAS_BF16_DOT && sizeof(A) == 2 && sizeof(S) == 2 && FULL) {
         for (int64_t d = 0; d < job.dim; d += 2 * VL) {
           const vu k = load_as<vu>(key + d);
           for (int h = 0; h < HEADS; ++h) acc[h] = dot2(acc[h], load_as<vu>(job.query + h * job.dim + d), k);
@@ -62,11 +65,14 @@ void dot_keys(DecodeJob<T>& job, int64_t at, int64_t padded) {
 }
 
 // Scores -> weights relative to the running maximum.
-template <class T>
-void soften(DecodeJob<T>& job, int heads, float scale) {
+template <class A, class S>
+void soften(DecodeJob<A, S>& job, int heads, float scale) {
   const int64_t padded = round_up(job.count, VL);
   for (int h = 0; h < heads; ++h) {
     float* scores = job.scores[h];
+    if constexpr (sizeof(S) == 1) {
+      for (int64_t i = 0; i < padded; i += VL) store(scores + i, load(scores + i) * load(job.key_scales + i));
+    }
     for (int64_t i = job.count; i < padded; ++i) scores[i] = -std::numeric_limits<float>::infinity();
     vf top = splat(job.top[h]);
     for (int64_t i = 0; i < padded; i += VL) {
@@ -77,9 +83,10 @@ void soften(DecodeJob<T>& job, int heads, float scale) {
     const float highest = max_lanes(top);
     vf sum = {};
     for (int64_t i = 0; i < padded; i += VL) {
-      const vf weight = vexp(load(scores + i) - highest);
-      store(scores + i, weight);
+      vf weight = vexp(load(scores + i) - highest);
       sum += weight;
+      if constexpr (sizeof(S) == 1) weight *= load(job.value_scales + i);
+      store(scores + i, weight);
     }
     job.rescale[h] = std::exp(job.top[h] - highest);
     job.total[h] = job.total[h] * job.rescale[h] + sum_lanes(sum);
@@ -87,8 +94,8 @@ void soften(DecodeJob<T>& job, int heads, float scale) {
   }
 }
 
-template <class T, int HEADS, int VECTORS, bool FULL>
-void add_values(DecodeJob<T>& job, int64_t d, int64_t padded) {
+template <class A, class S, int HEADS, int VECTORS, bool FULL>
+void add_values(DecodeJob<A, S>& job, int64_t d, int64_t padded) {
   vf acc[HEADS][VECTORS];
   for (int h = 0; h < HEADS; ++h) {
     for (int v = 0; v < VECTORS; ++v) acc[h][v] = load(job.acc + h * padded + d + v * VL) * job.rescale[h];
@@ -106,9 +113,9 @@ void add_values(DecodeJob<T>& job, int64_t d, int64_t padded) {
   }
 }
 
-template <class T, int HEADS, bool FULL>
-void decode_heads(const AttentionCall& call, const AttentionTask& task, const T* query, float* scratch,
-                  DecodeJob<T>& job) {
+template <class A, class S, int HEADS, bool FULL>
+void decode_heads(const AttentionCall& call, const AttentionTask& task, const A* query, float* scratch,
+                  DecodeJob<A, S>& job) {
   const HrStep& step = call.step;
   const int64_t dim = step.head_dim, padded = round_up(dim, VL);
   const float scale = 1.0f / std::sqrt(float(dim));
@@ -127,25 +134,30 @@ void decode_heads(const AttentionCall& call, const AttentionTask& task, const T*
     job.count = task.last_key - first < KEY_BLOCK ? task.last_key - first : KEY_BLOCK;
     for (int64_t j = 0; j < job.count; ++j) {
       const int64_t offset = slots.next();
-      job.keys[j] = (const T*)step.keys[call.layer] + offset;
-      job.values[j] = (const T*)step.values[call.layer] + offset;
+      job.keys[j] = (const S*)step.keys[call.layer] + offset;
+      job.values[j] = (const S*)step.values[call.layer] + offset;
+      if constexpr (sizeof(S) == 1) {
+        job.key_scales[j] = step.key_scales[call.layer][offset / dim];
+        job.value_scales[j] = step.value_scales[call.layer][offset / dim];
+      }
       __builtin_prefetch(job.keys[j]);
       __builtin_prefetch(job.values[j]);
     }
-    for (int64_t j = 0; j < job.count; j += VL) dot_keys<T, HEADS, FULL>(job, j, padded);
+    for (int64_t j = job.count; j < KEY_BLOCK; ++j) job.key_scales[j] = job.value_scales[j] = 0.0f;
+    for (int64_t j = 0; j < job.count; j += VL) dot_keys<A, S, HEADS, FULL>(job, j, padded);
     soften(job, HEADS, scale);
     int64_t d = 0;
-    for (; d + MAX_VECTORS * VL <= padded; d += MAX_VECTORS * VL) add_values<T, HEADS, MAX_VECTORS, FULL>(job, d, padded);
-    for (; d < padded; d += VL) add_values<T, HEADS, 1, FULL>(job, d, padded);
+    for (; d + MAX_VECTORS * VL <= padded; d += MAX_VECTORS * VL) add_values<A, S, HEADS, MAX_VECTORS, FULL>(job, d, padded);
+    for (; d < padded; d += VL) add_values<A, S, HEADS, 1, FULL>(job, d, padded);
   }
 }
 
-template <class T, bool FULL>
+template <class A, class S, bool FULL>
 auto pick_heads(int heads) {
-  return heads == 1   ? decode_heads<T, 1, FULL>
-         : heads == 2 ? decode_heads<T, 2, FULL>
-         : heads == 3 ? decode_heads<T, 3, FULL>
-                      : decode_heads<T, 4, FULL>;
+  return heads == 1   ? decode_heads<A, S, 1, FULL>
+         : heads == 2 ? decode_heads<A, S, 2, FULL>
+         : heads == 3 ? decode_heads<A, S, 3, FULL>
+                      : decode_heads<A, S, 4, FULL>;
 }
 
 template <class T>
@@ -155,25 +167,25 @@ void write_result(const float* acc, float factor, int64_t dim, T* out) {
 
 }  // namespace
 
-template <class T>
+template <class A, class S>
 void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task) {
   const HrStep& step = call.step;
   const int64_t dim = step.head_dim, padded = round_up(dim, VL), group = call.group();
   const int64_t token = step.query_start[task.row], first_head = task.kv_head * group;
-  const T* query = (const T*)call.query + token * call.query_ld + first_head * dim;
-  T* out = (T*)call.out + token * call.out_ld + first_head * dim;
+  const A* query = (const A*)call.query + token * call.query_ld + first_head * dim;
+  A* out = (A*)call.out + token * call.out_ld + first_head * dim;
   float* scratch = ws.thread_scratch[rank].get<float>(2 * MAX_HEADS * padded);
-  DecodeJob<T> job;
+  DecodeJob<A, S> job;
   for (int64_t head = 0; head < group; head += MAX_HEADS) {
     const int heads = int(group - head < MAX_HEADS ? group - head : MAX_HEADS);
-    const auto run = dim % (2 * VL) == 0 ? pick_heads<T, true>(heads) : pick_heads<T, false>(heads);
+    const auto run = dim % (2 * VL) == 0 ? pick_heads<A, S, true>(heads) : pick_heads<A, S, false>(heads);
     run(call, task, query + head * dim, scratch, job);
     for (int h = 0; h < heads; ++h) {
       if (task.partial < 0) {
         write_result(job.acc + h * padded, 1.0f / job.total[h], dim, out + (head + h) * dim);
         continue;
       }
-      float* partial = ws.partials.get<float>(0) + (task.partial * group + head + h) * partial_stride(step);
+      float* partial = ws.partials.get<float>(0) + task.partial + (head + h) * decode_partial(step);
       partial[0] = job.top[h];
       partial[1] = job.total[h];
       std::memcpy(partial + 2, job.acc + h * padded, padded * 4);
@@ -181,13 +193,13 @@ void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const Att
   }
 }
 
-template <class T>
-void merge_partials(Workspace& ws, const AttentionCall& call, const MergeTask& task) {
+template <class A>
+void merge_decode(Workspace& ws, const AttentionCall& call, const MergeTask& task) {
   const HrStep& step = call.step;
-  const int64_t dim = step.head_dim, group = call.group(), stride = partial_stride(step);
-  T* out = (T*)call.out + step.query_start[task.row] * call.out_ld + task.kv_head * group * dim;
+  const int64_t dim = step.head_dim, group = call.group(), stride = decode_partial(step);
+  A* out = (A*)call.out + step.query_start[task.row] * call.out_ld + task.kv_head * group * dim;
   for (int64_t head = 0; head < group; ++head) {
-    const float* parts = ws.partials.get<float>(0) + (task.partial * group + head) * stride;
+    const float* parts = ws.partials.get<float>(0) + task.partial + head * stride;
     const int64_t next = group * stride;
     float top = parts[0], total = 0.0f;
     for (int32_t i = 1; i < task.count; ++i) top = std::fmax(top, parts[i * next]);
@@ -202,9 +214,13 @@ void merge_partials(Workspace& ws, const AttentionCall& call, const MergeTask& t
   }
 }
 
-template void attend_decode<float>(Workspace&, int, const AttentionCall&, const AttentionTask&);
-template void attend_decode<bf16>(Workspace&, int, const AttentionCall&, const AttentionTask&);
-template void merge_partials<float>(Workspace&, const AttentionCall&, const MergeTask&);
-template void merge_partials<bf16>(Workspace&, const AttentionCall&, const MergeTask&);
+template void attend_decode<float, float>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void attend_decode<float, bf16>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void attend_decode<float, int8_t>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void attend_decode<bf16, float>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void attend_decode<bf16, bf16>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void attend_decode<bf16, int8_t>(Workspace&, int, const AttentionCall&, const AttentionTask&);
+template void merge_decode<float>(Workspace&, const AttentionCall&, const MergeTask&);
+template void merge_decode<bf16>(Workspace&, const AttentionCall&, const MergeTask&);
 
 }  // namespace headrace

@@ -58,7 +58,7 @@ struct Middle {
   int64_t ld;
 
   Middle(Workspace& ws, const HrLinear& w, int64_t dtype, int64_t rows) {
-    const Act kind = act_kind(w.format, rows);
+    const Act kind = act_kind(w.format, rows, ws.invariant);
     to = reserve(ws.middle, kind, rows, w.in_features);
     staged = kind != (dtype == HR_F32 ? Act::F32 : Act::BF16);
     data = staged ? ws.staging.get<uint8_t>(rows * w.in_features * dtype_bytes(dtype)) : to.data;
@@ -103,7 +103,7 @@ void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block
   const int64_t rows = step.num_tokens, dtype = step.dtype;
   const HrLinear &qkv = block.qkv, &output = block.output;
   plan_attention(ws, step, block.num_heads / block.num_kv_heads);
-  const Activations input = reserve(ws.input, act_kind(qkv.format, rows), rows, qkv.in_features);
+  const Activations input = reserve(ws.input, act_kind(qkv.format, rows, ws.invariant), rows, qkv.in_features);
   const Middle middle(ws, output, dtype, rows);
   auto* projected = ws.projected.get<uint8_t>(rows * qkv.out_features * dtype_bytes(dtype));
   const Norm norm = {x, stream, block.norm, float(block.eps), rows, qkv.in_features, dtype};
@@ -122,7 +122,7 @@ void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block
 
 void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, float* stream, void* out) {
   const HrLinear &gate_up = block.gate_up, &down = block.down;
-  const Activations input = reserve(ws.input, act_kind(gate_up.format, rows), rows, gate_up.in_features);
+  const Activations input = reserve(ws.input, act_kind(gate_up.format, rows, ws.invariant), rows, gate_up.in_features);
   const Middle middle(ws, down, dtype, rows);
   const bool gated = can_gate(gate_up);
   void* projected = gated ? nullptr : ws.projected.get<uint8_t>(rows * gate_up.out_features * dtype_bytes(dtype));
@@ -142,7 +142,7 @@ void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, c
 }
 
 void linear(Workspace& ws, const HrLinear& w, int64_t dtype, int64_t rows, const void* x, const Output& out) {
-  const Activations input = reserve(ws.input, act_kind(w.format, rows), rows, w.in_features);
+  const Activations input = reserve(ws.input, act_kind(w.format, rows, ws.invariant), rows, w.in_features);
   parallel(ws.threads, [&](Team team) {
     write_rows(team, ws, x, dtype, rows, input);
     gemm(team, ws, w, input, rows, out);

@@ -68,6 +68,7 @@ inline float widen(bf16 x) {
   return f;
 }
 inline float widen(float x) { return x; }
+inline float widen(int8_t x) { return x; }
 
 // Round to nearest, ties to even; NaN stays NaN.
 inline bf16 narrow(float x) {
@@ -82,6 +83,11 @@ inline void narrow_to(float x, float* p) { *p = x; }
 inline vf load(const float* p) { return load_as<vf>(p); }
 inline vf load(const bf16* p) {
   return (vf)(__builtin_convertvector(load_as<vh>(p), vu) << 16);
+}
+
+inline vf load(const int8_t* p) {
+  typedef int8_t vb __attribute__((vector_size(VL)));
+  return __builtin_convertvector(__builtin_convertvector(load_as<vb>(p), vi), vf);
 }
 
 inline void store(float* p, vf v) { store_as(p, v); }
@@ -285,6 +291,33 @@ inline vf vexp2_coarse(vf x) {
   p = p * r + 0.69326099f;
   p = p * r + 0.99992807f;
   return scale_by_power(p, n);
+}
+
+// The same for x <= 128, without the instructions that round and scale: two fewer, and any port takes most. -125 and
+// below give 2^-125.
+inline vf vexp2_fast(vf x) {
+  // Adding 1.5 * 2^23 leaves the integer in the last bits.
+  const vf magic = splat(12582912.0f);
+  x = vmax(splat(-125.0f), x);  // in this order NaN stays NaN
+  const vf shifted = x + magic, r = x - (shifted - magic);
+  vf p = splat(0.05517167f);
+  p = p * r + 0.24261113f;
+  p = p * r + 0.69326099f;
+  p = p * r + 0.99992807f;
+  return (vf)((vi)p + ((vi)shifted << 23));
+}
+
+// Whether any lane of a comparison holds.
+inline bool any_lane(vi v) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)v) != 0;
+#else
+  int32_t any = 0;
+  for (int i = 0; i < VL; ++i) any |= v[i];
+  return any != 0;
+#endif
 }
 
 // e^x for |x| < 88 within 1e-4, saturating beyond.

@@ -47,17 +47,28 @@ struct alignas(64) TileConfig {
 inline constexpr TileConfig TILE_CONFIG;
 #endif
 
-inline void begin_tiles() {
+// State of a thread inside a parallel call: tiles configured, and denormals flushed by vectors as they are by tiles, so
+// that it does not show which of them computed something.
+class Numerics {
+ public:
 #if defined(__AMX_TILE__)
-  _tile_loadconfig(&TILE_CONFIG);
-#endif
-}
+  Numerics() : control_(_mm_getcsr()) {
+    constexpr unsigned FLUSH = 0x8040;
+    _mm_setcsr(control_ | FLUSH);
+    _tile_loadconfig(&TILE_CONFIG);
+  }
+  ~Numerics() {
+    _tile_release();
+    _mm_setcsr(control_);
+  }
 
-inline void end_tiles() {
-#if defined(__AMX_TILE__)
-  _tile_release();
+ private:
+  const unsigned control_;
+#else
+  Numerics() {}
+  ~Numerics() {}
 #endif
-}
+};
 
 // One thread's view of a parallel call; all threads must go through the same phases.
 class Team {
@@ -114,17 +125,15 @@ template <class F>
 void parallel(int threads, F&& body) {
   Shared shared;
   if (threads <= 1) {
-    begin_tiles();
+    const Numerics numerics;
     body(Team(0, 1, shared));
-    end_tiles();
     return;
   }
 #pragma omp parallel num_threads(threads)
   {
-    begin_tiles();
+    const Numerics numerics;
     // The runtime may grant fewer threads than asked for.
     body(Team(omp_get_thread_num(), omp_get_num_threads(), shared));
-    end_tiles();
   }
 }
 

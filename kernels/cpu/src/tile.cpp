@@ -124,9 +124,10 @@ void multiply_wide(TileJob job) {
 }  // namespace
 
 void multiply_tile(Product product, const TileJob& job) {
-  // For one or two rows it is all about memory, and plain loads stream a tenth faster than tile loads.
-  if (HAS_AMX && product != Product::F32 && job.steps % 16 == 0 && job.rows > 2) {
-    amx_multiply(product == Product::INT8, job);
+  // How many rows there are must not show in the bits: sums of integers are exact anyway.
+  const bool exact = product == Product::INT8;
+  if (HAS_AMX && product != Product::F32 && job.steps % 16 == 0 && !(exact && job.rows <= 2)) {
+    amx_multiply(exact, job);
     return;
   }
   switch (product) {

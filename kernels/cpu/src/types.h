@@ -1,12 +1,12 @@
 // The C ABI: what Python fills in (kernels/cpu/library.py mirrors every struct field by field). Pointers are borrowed
-// for the length of a call. Dtype of activations, cache and plain weights is one per model.
+// for the length of a call. Activations and plain weights of a model share one dtype; its cache may have another.
 #pragma once
 
 #include <cstdint>
 
 extern "C" {
 
-enum HrDtype : int32_t { HR_F32 = 0, HR_BF16 = 1 };
+enum HrDtype : int32_t { HR_F32 = 0, HR_BF16 = 1, HR_S8 = 2 };
 
 // How a linear layer's weight is packed; gemm.h describes the layouts.
 enum HrFormat : int32_t { HR_W_F32 = 0, HR_W_BF16 = 1, HR_W_INT8 = 2, HR_W_Q4_0 = 3, HR_W_Q4_1 = 4, HR_W_Q8_0 = 5 };
@@ -47,6 +47,8 @@ struct HrStep {
   const float* sin;
   void* const* keys;
   void* const* values;
+  float* const* key_scales;    // [slots][kv heads] of each layer, where the cache is int8
+  float* const* value_scales;
   int64_t num_tokens;
   int64_t num_rows;
   int64_t table_width;
@@ -55,6 +57,7 @@ struct HrStep {
   int64_t head_dim;
   int64_t rotary_half;
   int64_t dtype;
+  int64_t cache_dtype;
   int64_t serial;  // different for every step
 };
 

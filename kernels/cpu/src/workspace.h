@@ -53,21 +53,25 @@ class Buffer {
 
 // A part of the batch that one thread attends to: some of a row's new tokens, all query heads of one KV head.
 struct AttentionTask {
+  bool tiled;
   int32_t row;
   int32_t kv_head;
   int32_t first_token;  // of the row's new tokens
-  int32_t num_tokens;   // 1 in a decode task
+  int32_t num_tokens;
   int32_t first_key;
   int32_t last_key;  // exclusive
-  int32_t partial;   // index of its partial result, -1: writes the result itself
+  int64_t partial;   // where its partial result goes, in floats; -1: it writes the result itself
 };
 
-// Partial results of one decode row and KV head that still have to be merged.
+// Partial results, one after the other, that still have to be merged.
 struct MergeTask {
+  bool tiled;
   int32_t row;
   int32_t kv_head;
-  int32_t partial;
+  int32_t first_token;
+  int32_t num_tokens;
   int32_t count;
+  int64_t partial;
 };
 
 struct ActivationBuffers {
@@ -75,19 +79,19 @@ struct ActivationBuffers {
 };
 
 struct Workspace {
-  explicit Workspace(int threads) : threads(threads), thread_scratch(threads) {}
+  Workspace(int threads, bool invariant) : threads(threads), invariant(invariant), thread_scratch(threads) {}
 
   const int threads;
+  const bool invariant;      // a token's bits never depend on how the batch was put together
   ActivationBuffers input;   // what qkv, gate_up or a plain linear reads
   ActivationBuffers middle;  // what output or down reads
   Buffer staging;            // middle before it is quantized
   Buffer projected;          // qkv; gate and up where they cannot be fused
   Buffer partials;
-  Buffer zeros;  // a key or value of zeros; never written
   std::vector<Buffer> thread_scratch;
   std::vector<AttentionTask> attention;
   std::vector<MergeTask> merges;
-  int64_t num_partials = 0;
+  int64_t partial_floats = 0;
   int64_t planned_step = -1;  // HrStep.serial and query heads per KV head the attention tasks were made for
   int64_t planned_group = 0;
 };

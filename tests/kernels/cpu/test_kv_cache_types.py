@@ -1,0 +1,112 @@
+"""A KV cache that holds another type than the model computes in: int8 with a scale for each token and head, bfloat16
+under a float32 model, against the reference and against attention over the values before they were rounded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu.native import NativeOps
+from kernels.interface import Ops
+from kernels.ops import KVCache, kv_cache_bytes, new_kv_cache
+from kernels.reference import ReferenceOps, quantize_heads
+from tests.kernels.oracles import attend
+from tests.support.kernel_cases import Batch, make_batch, random_tensor, relative_error, rope_table
+
+MIXED = [(1, 1), (1, 16), (1, 17), (1, 300), (5, 5), (16, 32), (70, 130), (1, 1025), (3, 600)]
+STORAGES = [torch.int8, torch.bfloat16, torch.float32]
+
+
+def _write(ops: Ops, batch: Batch, cache: KVCache, qkv: torch.Tensor) -> torch.Tensor:
+    rope = rope_table(cache.head_dim, batch.layout.max_seq_len)
+    step = ops.begin(batch.layout, cache, rope)
+    query = step.rope_and_cache(qkv.clone(), 0, batch.heads).contiguous()
+    return step.attention(query, 0)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (4, 1, 80, 1), (2, 2, 20, 32)]
+)
+def test_mixed_batches_equal_the_reference(
+    native: NativeOps,
+    dtype: torch.dtype,
+    storage: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    batch = make_batch(
+        MIXED, dtype=dtype, storage=storage, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
+    )
+    twin = batch.twin_cache()
+    qkv = random_tensor((batch.layout.num_tokens, (heads + 2 * kv_heads) * head_dim), dtype, 3)
+    got, wanted = _write(native, batch, batch.cache, qkv), _write(ReferenceOps(), batch, twin, qkv)
+    exact = dtype is torch.float32
+    # In float32 a key may lie on the edge between two of 255 (or two bfloat16) values and fall to either side.
+    assert relative_error(got, wanted) < ((2e-6 if storage is torch.float32 else 5e-3) if exact else 2e-2)
+    slots = batch.layout.slot_mapping
+    for mine, other in zip((*batch.cache.layers, *batch.cache.scales), (*twin.layers, *twin.scales), strict=True):
+        for got_page, wanted_page in zip(mine, other, strict=True):
+            written, expected = got_page.flatten(0, 1)[slots].float(), wanted_page.flatten(0, 1)[slots].float()
+            if got_page.dtype is torch.int8:
+                assert (written - expected).abs().max() <= 1
+                assert (written != expected).float().mean() < 0.02
+            else:
+                torch.testing.assert_close(written, expected, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[(1, 8192)], [(3, 4097), (1, 63)], [(65, 65), (1, 64)]])
+def test_int8_stays_within_its_error_bound_of_exact_attention(native: NativeOps, rows: list[tuple[int, int]]) -> None:
+    """Half a scale on every key moves a score by at most sum(|q|) * scale / 2 / sqrt(dim), hence a weight by a factor
+    of e^(twice that); a value moves by half its scale. Checked on the largest of them."""
+    batch = make_batch(rows, dtype=torch.float32, storage=torch.int8, heads=2, kv_heads=1)
+    cache, layout = batch.cache, batch.layout
+    query = random_tensor((layout.num_tokens, 2, 64), torch.float32, 8)
+    # The slots the batch would write now.
+    for kind, seed in ((0, 4), (1, 5)):
+        new = random_tensor((layout.num_tokens, 1, 64), torch.float32, seed)
+        codes, scale = quantize_heads(new)
+        cache.layers[0][kind].flatten(0, 1)[layout.slot_mapping] = codes
+        cache.scales[0][kind].flatten(0, 1)[layout.slot_mapping] = scale
+    got = native.begin(layout, cache, rope_table(64, 8192)).attention(query, 0).view(-1, 2, 64)
+    token = 0
+    for row, (count, length) in enumerate(rows):
+        positions = torch.arange(length)
+        slots = layout.block_tables[row].long()[positions // 16] * 16 + positions % 16
+        exact = [
+            cache.layers[0][kind].flatten(0, 1)[slots].double() * cache.scales[0][kind].flatten(0, 1)[slots][..., None]
+            for kind in range(2)
+        ]
+        wanted = attend(query[token : token + count], exact[0], exact[1], list(range(length - count, length)))
+        assert relative_error(got[token : token + count], wanted) < 1e-5
+        token += count
+
+
+def test_quantize_heads_rounds_to_half_a_scale() -> None:
+    x = random_tensor((50, 3, 64), torch.float32, 1) * 10.0 ** torch.arange(-3, 3).repeat(25).view(50, 3, 1)
+    codes, scale = quantize_heads(x)
+    assert codes.abs().max() == 127
+    assert ((codes * scale[..., None] - x).abs() <= 0.501 * scale[..., None]).all()
+
+
+@pytest.mark.parametrize("ops", ["native", "reference"])
+def test_a_head_that_is_not_finite_does_not_become_a_sane_one(native: NativeOps, ops: str) -> None:
+    table: Ops = native if ops == "native" else ReferenceOps()
+    batch = make_batch([(1, 1)], dtype=torch.float32, storage=torch.int8, heads=1, kv_heads=1)
+    qkv = random_tensor((1, 3 * 64), torch.float32, 2)
+    qkv[0, 2 * 64 + 5] = float("nan")
+    assert not torch.isfinite(_write(table, batch, batch.cache, qkv)).all()
+
+
+def test_a_head_of_zeros_stays_zero(native: NativeOps) -> None:
+    batch = make_batch([(2, 2)], dtype=torch.bfloat16, storage=torch.int8, heads=1, kv_heads=1)
+    assert not _write(native, batch, batch.cache, torch.zeros(2, 3 * 64, dtype=torch.bfloat16)).any()
+
+
+def test_int8_takes_little_more_than_half_of_bfloat16() -> None:
+    cache = new_kv_cache(2, 10, 16, 3, 64, torch.bfloat16, "cpu", torch.int8)
+    assert cache.num_bytes == kv_cache_bytes(2, 10, 16, 3, 64, torch.int8) == 2 * 2 * 10 * 16 * 3 * (64 + 4)
+    assert cache.num_bytes < 0.54 * kv_cache_bytes(2, 10, 16, 3, 64, torch.bfloat16)
