@@ -40,9 +40,21 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
             dtype=settings.dtype,
             device=settings.device,
             max_model_len=settings.max_model_len,
+            quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            batch_invariant=settings.batch_invariant,
             progress=progress,
         )
-    log.info("model loaded", model=loaded.name, dtype=loaded.config.dtype, kernels=loaded.kernels)
+    log.info(
+        "model loaded",
+        model=loaded.name,
+        dtype=loaded.config.dtype,
+        kv_cache_dtype=str(loaded.config.cache_torch_dtype).removeprefix("torch."),
+        batch_invariant=settings.batch_invariant,
+        quantization=loaded.quantization,
+        weights_mib=loaded.weight_bytes >> 20,
+        kernels=loaded.kernels,
+    )
     return make_engine(settings, loaded)
 
 
@@ -57,6 +69,7 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=settings.max_model_len,
             enable_prefix_caching=settings.enable_prefix_caching,
+            target_itl_ms=settings.target_itl_ms,
         ),
     )
     _warm_up(engine)
@@ -65,7 +78,6 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
 
 
 def _grammars(loaded: LoadedModel) -> GrammarCompiler | None:
-            target_itl_ms=settings.target_itl_ms,
     try:
         token_bytes = TokenBytes.from_tokenizer_json(loaded.tokenizer_json)
         return GrammarCompiler(loaded.tokenizer_json, token_bytes, loaded.eos_token_ids, loaded.config.vocab_size)

@@ -68,15 +68,21 @@ class WorkerSettings(BaseSettings):
         validation_alias=AliasChoices("HEADRACE_REDIS_URL", "REDIS_URL"),
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["auto", "none", "gguf", "int8", "q8_0", "q4_0", "q4_1"] = "auto"
+    """How weights are kept; docs/quantization.md."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Prompt + output tokens of one choice; None takes the model's window."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=512, ge=1, le=1 << 20)
-    block_size: int = Field(default=16, ge=1, le=1024)
-    kv_cache_memory: ByteSize = Field(default=1 << 30, ge=1 << 16)
     target_itl_ms: float = Field(default=0.0, ge=0, le=60_000)
     """Wanted time between two tokens of a running stream while prompts are computed; 0 = none."""
+    block_size: int = Field(default=16, ge=1, le=1024)
+    kv_cache_memory: ByteSize = Field(default=1 << 30, ge=1 << 16)
     """Bytes; the suffixes K, M, G, T are powers of 1024."""
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """What the KV cache holds; auto is `dtype`."""
+    batch_invariant: bool = False
+    """Whether a request's tokens may not depend, bit by bit, on what it runs with."""
     lease_ms: int = Field(default=10_000, ge=200, le=3_600_000)
     """How long a silent worker keeps its requests before others may take them."""
     step_limit_ms: int = Field(default=60_000, ge=100, le=3_600_000)

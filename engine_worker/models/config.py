@@ -15,14 +15,21 @@ import torch
 
 from engine_worker.errors import LoadError
 from engine_worker.layers.rope import RopeConfig
+from kernels.ops import kv_cache_bytes
 
-__all__ = ["DTYPES", "ModelConfig", "prefer_exact", "resolve_dtype", "resolve_length"]
+__all__ = ["CACHE_DTYPES", "DTYPES", "ModelConfig", "prefer_exact", "resolve_dtype", "resolve_length"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+CACHE_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
+"""What --kv-cache-dtype allows beside auto."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,9 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     dtype: str
-    """Of weights, activations and cache: float32, bfloat16 or float16."""
+    """Of weights and activations: float32, bfloat16 or float16."""
+    kv_cache_dtype: str = "auto"
+    """Of the cache's pages: one of CACHE_DTYPES, or auto for `dtype`."""
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     attention_output_bias: bool = False
@@ -63,9 +72,14 @@ class ModelConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * layer + embeddings
 
+    @property
+    def cache_torch_dtype(self) -> torch.dtype:
+        """`kv_cache_dtype` as torch's."""
+        return self.torch_dtype if self.kv_cache_dtype == "auto" else CACHE_DTYPES[self.kv_cache_dtype]
+
     def kv_bytes_per_token(self) -> int:
         """Cache bytes one token takes in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.torch_dtype.itemsize
+        return kv_cache_bytes(self.num_layers, 1, 1, self.num_kv_heads, self.head_dim, self.cache_torch_dtype)
 
 
 _EXACT_UP_TO = 500_000_000

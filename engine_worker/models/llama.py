@@ -81,6 +81,7 @@ class Llama:
             config.head_dim,
             config.torch_dtype,
             self._device,
+            config.cache_torch_dtype,
         )
 
     @torch.inference_mode()

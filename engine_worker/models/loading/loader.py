@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from engine_worker.errors import LoadError
 from engine_worker.layers.weights import WeightStore
 from engine_worker.models.base import LoadedModel
-from engine_worker.models.config import ModelConfig, prefer_exact
+from engine_worker.models.config import CACHE_DTYPES, ModelConfig, prefer_exact
 from engine_worker.models.loading.checkpoint import Checkpoint, Progress, fill, fingerprint
 from engine_worker.models.loading.config_gguf import config_from_gguf, has_interleaved_heads
 from engine_worker.models.loading.config_hf import config_from_hf
@@ -46,11 +46,14 @@ def load(
     device: str = "auto",
     max_model_len: int | None = None,
     quantization: str = "auto",
+    kv_cache_dtype: str = "auto",
+    batch_invariant: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads the model `source` names: a directory, a hub id, a .gguf file, or "" for the default model.
 
-    `device` is auto, cpu or cuda; auto takes CUDA where there is some. `quantization` is one of QUANTIZATIONS.
+    `device` is auto, cpu or cuda; auto takes CUDA where there is some. `quantization` is one of QUANTIZATIONS,
+    `kv_cache_dtype` auto or one of CACHE_DTYPES. `batch_invariant`: see `select_backend`.
     `progress(done_bytes, total_bytes, what)` is called before every tensor and once at the end, and with COMPILING
     before kernels are compiled, from this thread.
     Raises LoadError with a message for the user.
@@ -62,11 +65,12 @@ def load(
     # Who asks for quantised weights has chosen speed: float32 would compute exactly what is no longer exact.
     exact = quantization in ("auto", "none")
     config = prefer_exact(opened.config, dtype, target) if exact else opened.config
+    config = replace(config, kv_cache_dtype=_cache_dtype(kv_cache_dtype))
     report = progress or _silent
     try:
         if will_compile(target):
             report(0, 0, COMPILING)
-        ops = select_backend(target)
+        ops = select_backend(target, batch_invariant=batch_invariant)
     except ValueError as error:
         raise LoadError(str(error)) from error
     architecture = model_class(config.architecture)
@@ -121,6 +125,12 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
+
+
+def _cache_dtype(name: str) -> str:
+    if name != "auto" and name not in CACHE_DTYPES:
+        raise LoadError(f"The kv_cache_dtype {name!r} is unknown. Allowed: auto, {', '.join(CACHE_DTYPES)}.")
+    return name
 
 
 def _silent(_done: int, _total: int, _what: str) -> None:
