@@ -5,7 +5,9 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from engine_worker.models.base import LoadedModel
+from shared.prefixes import fingerprints
 from shared.queue import RequestQueue
+from shared.registry import load_prefixes
 from tests.support.records import make_request
 from tests.support.wait import eventually
 from tests.support.workers import ask, finished, running_worker, submit, until_logged
@@ -80,3 +82,56 @@ async def test_a_cancellation_before_the_worker_comes_costs_no_prefill(
         assert running.engine.stats().counters["prompt_tokens"] == 1 + 4  # the warm-up's and the other request's
     answer = await finished(redis, request.rid)
     assert [answer.last(index).finish_reason for index in (0, 1)] == ["abort", "abort"]
+
+
+async def test_batch_work_gives_its_seat_to_an_interactive_request(
+    redis: Redis, redis_url: str, tiny: LoadedModel
+) -> None:
+    async with running_worker(redis_url, tiny, max_num_seqs=1, fault=SLOW):
+        batch = [make_request(klass="batch", max_tokens=150) for _ in range(3)]
+        for request in batch:
+            await submit(redis, request)
+        await until_logged(redis, batch[0].rid, 1)
+
+        await ask(redis, make_request(max_tokens=5))
+
+        states = [await RequestQueue(redis).state(request.rid) for request in batch]
+        assert [state is not None and state.state for state in states] == ["open"] * 3
+        for request in batch:
+            assert len((await finished(redis, request.rid)).tokens()) == 150
+
+
+async def test_batch_work_waits_in_the_queue_until_a_seat_is_free_and_then_begins_at_once(
+    redis: Redis, redis_url: str, tiny: LoadedModel
+) -> None:
+    async with running_worker(redis_url, tiny, max_num_seqs=2, fault=SLOW) as running:
+        long = [make_request(max_tokens=100) for _ in range(2)]
+        for request in long:
+            await submit(redis, request)
+        for request in long:
+            await until_logged(redis, request.rid, 1)
+        batch = make_request(klass="batch", max_tokens=3)
+        await submit(redis, batch)
+        await until_logged(redis, long[0].rid, 20)
+        state = await RequestQueue(redis).state(batch.rid)
+        assert state is not None
+        assert state.epoch == 0
+        assert running.worker._intake.batch_slots <= 0
+        for request in [*long, batch]:
+            await finished(redis, request.rid)
+
+
+async def test_a_worker_tells_which_prompts_it_has_cached(redis: Redis, redis_url: str, tiny: LoadedModel) -> None:
+    prompt = tuple(range(3, 3 + 130))
+    async with running_worker(redis_url, tiny, worker_id="teller"):
+        await ask(redis, make_request(prompts=(prompt,), max_tokens=1))
+
+        async def told() -> bool:
+            [held] = (await load_prefixes(redis, ["teller"])).values()
+            return held == {digest for _, digest in fingerprints(prompt)}
+
+        await eventually(told)
+    assert await load_prefixes(redis, ["teller"]) == {"teller": frozenset()}
+    async with running_worker(redis_url, tiny, worker_id="silent", enable_prefix_caching=False):
+        await ask(redis, make_request(prompts=(prompt,), max_tokens=1))
+        assert await redis.exists("hr:prefixes:silent") == 0
