@@ -7,7 +7,13 @@
 -- Why   Four commands a record, 25 us at most. A replayed terminal record is DUP, not CLOSED: to its owner it means
 --       "done". The first record after an acquire resets `tries`: it is the proof that the request does not kill its
 --       worker.
+
+-- Made only for a terminal record: a dozen functions that every other call would make for nothing.
+local function closing()
 -- @include _close
+  return close_request
+end
+local close
 
 local OK, DUP, GAP, FENCED, CLOSED, GONE = 0, 1, 2, 3, 4, 5
 
@@ -29,7 +35,8 @@ local function append(req, log, a)
   if seq == 0 then redis.call('PEXPIRE', log, OPEN_TTL) end
   local class = tonumber(ARGV[a + 4])
   if class > 0 then
-    close_request(req, log, KEYS[2 * class - 1], KEYS[2 * class], ARGV[2], ARGV[a + 5], ARGV[a + 6],
+    close = close or closing()
+    close(req, log, KEYS[2 * class - 1], KEYS[2 * class], ARGV[2], ARGV[a + 5], ARGV[a + 6],
       ARGV[a + 7], ARGV[1])
   end
   redis.call('PUBLISH', ARGV[a], ARGV[a + 3])
