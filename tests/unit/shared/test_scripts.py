@@ -38,7 +38,7 @@ def test_no_script_spells_a_key_or_unpacks_what_is_unbounded(path: Path) -> None
 
 def test_the_ledgers_day_is_the_calendars(redis_server: RedisServer) -> None:
     """Every day of 40 years, and the seconds around midnight."""
-    body = Script("commit").text.split("local OK, DUP")[0]
+    body = Script("bury").text.split("local req, log,")[0]
     body += "\nlocal days = {}\nfor i = 1, #ARGV do days[i] = utc_day(tonumber(ARGV[i])) end\nreturn days"
     start = datetime(2020, 1, 1, tzinfo=UTC)
     moments = [start + timedelta(days=n) for n in range(40 * 365)]
