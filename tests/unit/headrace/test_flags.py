@@ -98,6 +98,7 @@ def test_redis_url_is_read_from_both_variables_and_a_flag_wins() -> None:
         ("--max-body-bytes", "1", "1024 or more"),
         ("--port", "70000", "from 0 to 65535"),
         ("--dtype", "int4", "bfloat16"),
+        ("--quantization", "int3", "q8_0"),
         ("--kv-cache-memory", "lots", "with K, M or G"),
         ("--kv-cache-memory", "-1G", "with K, M or G"),
         ("--kv-cache-memory", "1", "64K or more"),
