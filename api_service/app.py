@@ -16,6 +16,7 @@ from api_service.error_handlers import add_error_handlers
 from api_service.middleware import Authentication, BodyLimit, HeadAsGet, RequestScope, RootPath
 from api_service.rate_headers import RATE_HEADERS
 from api_service.routes import chat, completions, embeddings, health, metrics, models, streams, tokens
+from api_service.routes.described import describe
 from api_service.services import Services
 from api_service.settings import Settings
 
@@ -47,6 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
     for module in modules:
         app.router.routes.extend(module.router.routes)  # flat, so that `app.routes` shows every route there is
     add_error_handlers(app)
+    describe(app, keys=bool(settings.keys()), public=sorted(_PUBLIC))
 
     def public() -> Sequence[BaseRoute]:
         return [route for route in app.routes if getattr(route, "path", None) in _PUBLIC]

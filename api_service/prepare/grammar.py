@@ -158,7 +158,7 @@ def _structured(body: GenerationBody) -> list[Found | None]:
     given = {f"guided_{name}": getattr(body, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
     for name, value in (body.structured_outputs or {}).items():
         if name not in _READERS and value is not None and value is not False:
-            param = f"structured_outputs.{name}"
+            param = f"structured_outputs.{name[:64]}"
             raise InvalidRequest(f"'{param}' is not supported here.", param=param)
         given[f"structured_outputs.{name}"] = value
     found = [_read(param, value) for param, value in given.items() if value is not None]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -39,7 +39,7 @@ from shared.limits import NO_LIMITS, Terms
 from shared.messages import GenerateRequest
 from shared.params import SamplingParams
 
-__all__ = ["body_schema", "generate", "name_ignored", "services_of", "speller_for", "stream_response"]
+__all__ = ["generate", "name_ignored", "services_of", "speller_for", "stream_response"]
 
 KEEP_RUNNING = "X-Headrace-Keep-Running"
 """Seconds a request goes on after its client has gone."""
@@ -57,13 +57,6 @@ Fold = Callable[[BodyT, GenerateRequest, Speller | None], Folding]
 def services_of(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
-
-
-def body_schema(model: type[Body]) -> dict[str, Any]:
-    """The OpenAPI part of a body that the route parses itself."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _answer(_: QueuedBody, request: GenerateRequest, speller: Speller | None) -> Folding:

@@ -7,7 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api_service.routes.described import refusals
 from api_service.routes.generate import services_of
+from api_service.schemas.reports import Readiness, Status, Version
 from api_service.services import Services
 from api_service.sse import json_bytes
 
@@ -21,13 +23,16 @@ except PackageNotFoundError:  # run from a checkout
     _VERSION = "0+unknown"
 
 
-@router.get("/health")
+@router.get("/health", responses={200: {"model": Status}, **refusals()})
 async def health() -> Response:
     """200 as long as this process answers."""
     return _json(200, {"status": "ok"})
 
 
-@router.get("/ready")
+@router.get(
+    "/ready",
+    responses={200: {"model": Readiness}, 503: {"model": Readiness, "description": "Not ready."}, **refusals()},
+)
 async def ready(request: Request) -> Response:
     """200 when a request sent now would be worked on, else 503 with the reason. Shows the age of workers' last step."""
     services = services_of(request)
@@ -41,12 +46,12 @@ async def ready(request: Request) -> Response:
     )
 
 
-@router.get("/ping")
+@router.get("/ping", responses={200: {"model": Status}, **refusals()})
 async def ping() -> Response:
     return _json(200, {"status": "ok"})
 
 
-@router.get("/version")
+@router.get("/version", responses={200: {"model": Version}, **refusals()})
 async def show_version() -> Response:
     return _json(200, {"version": _VERSION})
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api_service.routes.described import refusals
 from api_service.routes.generate import services_of
+from api_service.schemas.reports import ModelEntry, ModelList
 from api_service.sse import json_bytes
-from shared.errors import RedisUnavailable
+from shared.errors import ModelNotFound, RedisUnavailable
 from shared.messages import ModelCard
 
 __all__ = ["router"]
@@ -16,14 +18,17 @@ __all__ = ["router"]
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses={200: {"model": ModelList}, **refusals(RedisUnavailable)})
 async def list_models(request: Request) -> Response:
     """Every model that has a worker."""
     cards = await _cards(request)
     return _json({"object": "list", "data": [_entry(cards[name]) for name in sorted(cards)]})
 
 
-@router.get("/v1/models/{model_id:path}")
+@router.get(
+    "/v1/models/{model_id:path}",
+    responses={200: {"model": ModelEntry}, **refusals(ModelNotFound, RedisUnavailable)},
+)
 async def retrieve_model(request: Request, model_id: str) -> Response:
     card = (await _cards(request)).get(model_id)
     if card is None:

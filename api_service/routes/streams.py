@@ -12,8 +12,10 @@ from contextlib import ExitStack
 from fastapi import APIRouter, Request, Response
 
 from api_service.chunks import BEFORE_OPENING, StreamWriter
+from api_service.routes.described import refusals, stream_of
 from api_service.routes.generate import services_of, speller_for, stream_response
-from shared.errors import CursorAhead, InvalidRequest, StreamNotFound
+from api_service.schemas.answers import ChatCompletionChunk, TextCompletionChunk
+from shared.errors import CursorAhead, InvalidRequest, RedisUnavailable, StreamExpired, StreamNotFound
 from shared.keys import is_rid
 from shared.queue import RequestState
 
@@ -21,15 +23,33 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["streams"])
 
+_NUMBER = {"type": "string", "pattern": r"^(-1|[0-9]{1,12})$"}
+_CURSORS = [
+    {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "description": "The `id:` of the last event received; wins over `starting_after`.",
+        "schema": {"type": "string", "pattern": r"^(chatcmpl-|cmpl-)?[0-9]{2}[0-9a-f]{24}:(-1|[0-9]{1,12})$"},
+    },
+    {"name": "starting_after", "in": "query", "description": "The number of that event.", "schema": _NUMBER},
+]
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-)")
 _CURSOR = re.compile(r"-1|[0-9]{1,12}")
 
 
-@router.get("/v1/streams/{stream_id}")
-async def resume_stream(request: Request, stream_id: str, starting_after: str | None = None) -> Response:
+@router.get(
+    "/v1/streams/{stream_id}",
+    response_class=Response,
+    openapi_extra={"parameters": _CURSORS},
+    responses={
+        200: {"description": "The rest of the stream.", "content": stream_of(ChatCompletionChunk, TextCompletionChunk)},
+        **refusals(InvalidRequest, StreamNotFound, StreamExpired, RedisUnavailable),
+    },
+)
+async def resume_stream(request: Request, stream_id: str) -> Response:
     """404 for what is no id of ours, 410 for a stream no longer kept, 400 for a cursor that it has not reached."""
     rid = _rid(stream_id)
-    cursor, given_as = _cursor(rid, request.headers.get("last-event-id"), starting_after)
+    cursor, given_as = _cursor(rid, request.headers.get("last-event-id"), request.query_params.get("starting_after"))
     services = services_of(request)
     with ExitStack() as unless_answered:
         permit = services.admission.admit()

@@ -13,17 +13,25 @@ from api_service.prepare.chat import ChatOptions, prepare_chat
 from api_service.prepare.completion import plain_tokens
 from api_service.prepare.model import ServedModel
 from api_service.prepare.sampling import check_token_ids
-from api_service.routes.generate import body_schema, name_ignored, services_of
+from api_service.routes.described import body_of, refusals
+from api_service.routes.generate import name_ignored, services_of
+from api_service.schemas.reports import Detokenized, LoadReport, Tokenized
 from api_service.schemas.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from api_service.services import Services
 from api_service.sse import json_bytes
+from shared.errors import InvalidRequest, ModelNotFound, RedisUnavailable, UnsupportedMediaType
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["tokens"])
+_ERRORS = (InvalidRequest, ModelNotFound, UnsupportedMediaType, RedisUnavailable)
 
 
-@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+@router.post(
+    "/tokenize",
+    openapi_extra=body_of(TokenizeRequest, TokenizeChatRequest),
+    responses={200: {"model": Tokenized}, **refusals(*_ERRORS)},
+)
 async def tokenize(request: Request) -> Response:
     """Token ids of a `prompt`, or of the chat that `messages` are rendered to."""
     services, data = services_of(request), await _body(request)
@@ -41,7 +49,11 @@ async def tokenize(request: Request) -> Response:
     return name_ignored(_json(answer | {"token_strs": strings}), body)
 
 
-@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+@router.post(
+    "/detokenize",
+    openapi_extra=body_of(DetokenizeRequest),
+    responses={200: {"model": Detokenized}, **refusals(*_ERRORS)},
+)
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     services, data = services_of(request), await _body(request)
@@ -54,7 +66,7 @@ async def detokenize(request: Request) -> Response:
     return name_ignored(_json({"prompt": text}), body)
 
 
-@router.get("/load")
+@router.get("/load", responses={200: {"model": LoadReport}, **refusals()})
 async def load(request: Request) -> Response:
     """Requests that this pod carries now."""
     services: Services = services_of(request)

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from api_service.schemas.common import Body, GenerationBody
 from api_service.schemas.tools import Offer, read_offer
+from api_service.schemas.values import WHOLE
 from shared.errors import InvalidRequest
 
 __all__ = ["ChatCompletionRequest", "Message", "ToolCall"]
@@ -39,6 +40,19 @@ def _content_text(value: object) -> object:
     return "\n".join(texts)
 
 
+_PART_SCHEMAS = [
+    {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
+    for kind in ("text", "refusal")
+]
+_CONTENT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"anyOf": _PART_SCHEMAS}, "minItems": 1},
+        {"type": "null"},
+    ]
+}
+
+
 class FunctionCall(Body):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str = "{}"
@@ -57,7 +71,7 @@ class Message(Body):
     content: Annotated[
         str | None,
         BeforeValidator(_content_text),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+        WithJsonSchema(_CONTENT_SCHEMA),
     ] = None
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
@@ -76,10 +90,10 @@ class Message(Body):
 
 class ChatCompletionRequest(GenerationBody):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
     """Wins over max_tokens, its old name."""
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE)] | None = None

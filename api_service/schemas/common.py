@@ -11,8 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from api_service.schemas.values import WHOLE, AllowedIds, Bias, Format, JsonSchema, Stops, TokenIds, Words
 from shared.errors import InvalidRequest
 
 __all__ = ["MAX_CHOICES", "Body", "GenerationBody", "QueuedBody", "StreamOptions", "parse"]
@@ -20,12 +23,6 @@ __all__ = ["MAX_CHOICES", "Body", "GenerationBody", "QueuedBody", "StreamOptions
 MAX_N = 128
 MAX_CHOICES = 512
 """Prompts times n of one request."""
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 1024
-MAX_IDS = 1024
-"""Entries of logit_bias and of stop_token_ids."""
-MAX_BAD_WORDS = 256
-MAX_ALLOWED_IDS = 65_536
 MAX_PROMPT_LOGPROBS = 20
 MAX_PRIORITY = 100
 _COUNTED = re.compile(r"^\w+ should have (.+?)(?: after validation, not \d+)?$")
@@ -41,6 +38,15 @@ class Body(BaseModel):
     """Strict types (no "1" for 1, no true for 1), unknown keys ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """For the OpenAPI document: also what is accepted of the fields that are not honoured."""
+        schema = handler.resolve_ref_schema(handler(core))
+        for key, harmless in cls.UNSUPPORTED.items():
+            values = [ok for i, ok in enumerate(harmless) if not any(ok == other for other in harmless[:i])]
+            schema["properties"][key] = {"enum": [None, *values], "description": "Other values are not supported."}
+        return schema
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Known keys we do not honour -> the values that change nothing and so are accepted, as null always is."""
@@ -97,77 +103,6 @@ def _reason(kind: str, message: str) -> str:
     return _COUNTED.sub(r"must have \1", plain)
 
 
-def _stops(value: object) -> object:
-    """str | list of str -> tuple. An empty string would match everywhere."""
-    stops = (value,) if isinstance(value, str) else value
-    if stops is None:
-        return ()
-    if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("must be a string or a list of strings (token ids go into stop_token_ids)")
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
-    if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
-        raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
-    return tuple(stops)
-
-
-def _token_ids(value: object) -> object:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
-        raise ValueError("must be a list of token ids")
-    if len(value) > MAX_IDS:
-        raise ValueError(f"at most {MAX_IDS} token ids are allowed")
-    return tuple(value)
-
-
-def _words(value: object) -> object:
-    """A list of words -> tuple. One that is empty or white space would forbid everything or nothing."""
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise ValueError("must be a list of strings")
-    if len(value) > MAX_BAD_WORDS:
-        raise ValueError(f"at most {MAX_BAD_WORDS} words are allowed")
-    if not all(word.strip() and len(word) <= MAX_STOP_LENGTH for word in value):
-        raise ValueError(f"a word has 1 to {MAX_STOP_LENGTH} characters, not only white space")
-    return tuple(value)
-
-
-def _allowed(value: object) -> object:
-    """A non-empty list of token ids; null allows all."""
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or not value or not all(type(item) is int for item in value):
-        raise ValueError("must be a list of one or more token ids")
-    if len(value) > MAX_ALLOWED_IDS:
-        raise ValueError(f"at most {MAX_ALLOWED_IDS} token ids are allowed")
-    return tuple(value)
-
-
-def _schema(value: object) -> object:
-    """An object or its JSON text. One check here, so that an error names the field and not a branch of the union."""
-    if value is not None and not isinstance(value, dict | str):
-        raise ValueError("must be a JSON schema: an object, or a string that holds one")
-    return value
-
-
-def _bias(value: object) -> object:
-    """{"token id": -100 … 100} -> {int: float}."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or len(value) > MAX_IDS:
-        raise ValueError(f"must be an object of at most {MAX_IDS} token ids")
-    bias: dict[int, float] = {}
-    for key, number in value.items():
-        if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 10:
-            raise ValueError('keys must be token ids, such as "42"')
-        if type(number) not in (int, float) or not -100 <= number <= 100:
-            raise ValueError("values must be numbers from -100 to 100")
-        bias[int(key)] = float(number)
-    return bias
-
-
 class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -181,13 +116,13 @@ class QueuedBody(Body):
     """Fields of everything that is queued for a worker."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=_INT64), WHOLE] | None = None
     """Keeps this many tokens of the prompt's end; -1 as many as fit beside the answer."""
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), WHOLE] | None = None
     """Lower is served first."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Cached prefixes are shared between requests of the same salt only."""
-    deadline_ms: Annotated[int, Field(ge=1, lt=2**40)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, lt=2**40), WHOLE] | None = None
     """Milliseconds from now; a request that has not been started by then is dropped. Ours, not OpenAI's."""
 
     user: str | None = None
@@ -216,39 +151,33 @@ class GenerationBody(QueuedBody):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N), WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: _Share | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=_INT64), WHOLE] | None = None
     """-1 and 0 are off."""
     min_p: _Share | None = None
-    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64), WHOLE] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.001, le=10, allow_inf_nan=False)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_bias)] = {}
-    stop: Annotated[
-        tuple[str, ...],
-        BeforeValidator(_stops),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
-    ] = ()
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()
+    logit_bias: Bias = {}
+    stop: Stops = ()
+    stop_token_ids: TokenIds = ()
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: Annotated[
-        tuple[str, ...], BeforeValidator(_words), WithJsonSchema({"type": "array", "items": {"type": "string"}})
-    ] = ()
-    allowed_token_ids: Annotated[tuple[int, ...] | None, BeforeValidator(_allowed)] = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
+    bad_words: Words = ()
+    allowed_token_ids: AllowedIds = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS), WHOLE] | None = None
     """Adds log-probabilities of the prompt's tokens to the answer. Not for streams."""
     return_token_ids: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Format = None
     structured_outputs: dict[str, Any] | None = None
     """vLLM's way to say it: one of json, regex, choice, grammar, json_object. Read by prepare/grammar.py."""
-    guided_json: Annotated[dict[str, Any] | str | None, BeforeValidator(_schema)] = None
+    guided_json: JsonSchema = None
     """vLLM's older names for the same."""
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

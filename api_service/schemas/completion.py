@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from api_service.schemas.common import MAX_CHOICES, GenerationBody
+from api_service.schemas.values import WHOLE
 from shared.errors import InvalidRequest
 
 __all__ = ["PROMPT_SCHEMA", "CompletionRequest", "Prompt", "prompt_list"]
@@ -53,12 +54,12 @@ def prompt_list(value: object, most: int = MAX_CHOICES) -> list[Prompt]:
 class CompletionRequest(GenerationBody):
     prompt: Annotated[list[Prompt], PlainValidator(prompt_list), WithJsonSchema(PROMPT_SCHEMA)]
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     """Log-probabilities of the drawn tokens and of this many best ones."""
     add_special_tokens: bool | None = None
     """False leaves out the BOS token of models that want one."""
-    best_of: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None
     """0 only to score the prompt."""
     suffix: Annotated[str, Field(max_length=1 << 20)] | None = None
     """Text after the answer, for models with fill-in-the-middle tokens."""

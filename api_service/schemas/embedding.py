@@ -12,6 +12,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from api_service.schemas.common import QueuedBody
 from api_service.schemas.completion import PROMPT_SCHEMA, Prompt, prompt_list
+from api_service.schemas.values import WHOLE
 
 __all__ = ["EmbeddingRequest"]
 
@@ -21,7 +22,7 @@ MAX_INPUTS = 1024
 class EmbeddingRequest(QueuedBody):
     input: Annotated[list[Prompt], PlainValidator(partial(prompt_list, most=MAX_INPUTS)), WithJsonSchema(PROMPT_SCHEMA)]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1), WHOLE] | None = None
     """The model's own number only: its vectors were not trained to be cut."""
     pooling: Literal["last", "mean"] | None = None
     """Of the hidden states; "last" is the default. Ours, not OpenAI's."""

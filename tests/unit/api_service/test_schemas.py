@@ -67,7 +67,7 @@ def test_refusals_speak_of_json_not_of_python(fields: Any, words: str) -> None:
         ("top_p", [-0.1, 1.1, "1"]),
         ("top_k", [-2, 1.5, "3", True]),
         ("min_p", [-0.1, 1.1]),
-        ("seed", [BIG, -BIG - 1, 1.0, "1"]),  # SMP-04
+        ("seed", [BIG, -BIG - 1, 1.5, "1"]),  # SMP-04
         ("presence_penalty", [-2.1, 2.1]),
         ("frequency_penalty", [-2.1, 2.1]),
         ("repetition_penalty", [0, 1e-30, -1, 11]),
