@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from typing import Any
@@ -49,6 +50,8 @@ async def _serve(settings: Settings) -> None:
         await redis.aclose()
     server = PodServer(settings)
     server.handle_signals()
+    gc.collect()
+    gc.freeze()  # 100,000 objects of the libraries, which no later collection, a pause for every stream, looks at again
     await server.serve()
 
 

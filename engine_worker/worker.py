@@ -6,6 +6,7 @@ In: settings. Out: an exit code. Everything is made and wired here and nowhere e
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import time
@@ -95,7 +96,11 @@ async def _start(settings: WorkerSettings, stop: asyncio.Event, stack: AsyncExit
     stack.callback(heartbeat.stop)
     heartbeat.start()
     warm = await until(stop, in_thread(lambda: load_engine(settings), yields=True))
-    return None if warm is None else Worker(settings, redis, stack, heartbeat, warm, faults)
+    if warm is None:
+        return None
+    gc.collect()
+    gc.freeze()  # all that was loaded stays: a collection that looked at it again would hold up a step
+    return Worker(settings, redis, stack, heartbeat, warm, faults)
 
 
 async def _release_predecessor(redis: Redis, settings: WorkerSettings) -> None:

@@ -1,7 +1,8 @@
 """What travels through Redis, as msgpack: the request a pod queues and the records a worker appends.
 
 Wire names are short and defaults are left out, so a one-token record is about 40 bytes. Decoding is strict: a message
-that does not fit raises msgspec.ValidationError, and its reader treats the request as failed, never guesses.
+that does not fit raises msgspec.ValidationError, and its reader treats the request as failed, never guesses. What is
+made for every token is left to reference counting (gc=False): none of it can be part of a cycle.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.stop.max_tokens * self.num_choices
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of one output token and of the best alternatives (natural log, finite; -9999 = impossible)."""
 
     token_id: int
@@ -117,7 +118,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of one prompt token given those before it, and its rank (1 = the most probable)."""
 
     token_id: int
@@ -130,6 +131,7 @@ class Delta(
     msgspec.Struct,
     frozen=True,
     omit_defaults=True,
+    gc=False,
     rename={
         "index": "i",
         "token_ids": "t",
@@ -159,7 +161,7 @@ class Delta(
     """Reasoning tokens not told before: among these ids, or earlier ones of which it was not yet known."""
 
 
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -167,7 +169,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the completion tokens."""
 
 
-class End(msgspec.Struct, frozen=True, omit_defaults=True):
+class End(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Closes the log. `code` is "" for a normal end, else a code of shared/errors.py with `message` for the caller."""
 
     code: str = ""
@@ -175,7 +177,7 @@ class End(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: Usage = Usage()
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename={"seq": "n", "deltas": "d", "end": "e"}):
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={"seq": "n", "deltas": "d", "end": "e"}):
     """Entry `seq` (0, 1, 2, …) of a request's log. The record with `end` is the last one, and there is exactly one."""
 
     seq: int
