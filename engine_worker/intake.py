@@ -234,7 +234,8 @@ class Intake:
         self.counters["takeovers"] += item.claim.epoch > 1
         if item.claim.epoch == 1:  # an entry's id begins with the milliseconds at which it was queued
             self.queue_age_seconds.observe(time.time() - int(item.claim.entry_id.partition(b"-")[0]) / 1000)
-        log.info("request started", rid=rid, epoch=item.claim.epoch, choices=request.num_choices, logged=item.next_seq)
+        known = {"epoch": item.claim.epoch, "tries": item.tries, "logged": item.next_seq}
+        log.info("request started", rid=rid, choices=request.num_choices, **known)
         if rid in self._early_cancels:
             del self._early_cancels[rid]
             self._outbox.cancel(rid)

@@ -20,8 +20,8 @@ __all__ = ["cancel_all", "catch_signals", "close_quietly", "in_thread", "until",
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
-_YIELDING_NICENESS = 5
-"""A third of the share of what runs at 0 on a busy core: a worker that loads leaves room to those that took over."""
+_YIELDING_NICENESS = 3
+"""Half the share of what runs at 0 on a busy core."""
 
 
 def catch_signals() -> asyncio.Event:

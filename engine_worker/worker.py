@@ -27,6 +27,7 @@ from engine_worker.faults import Faults
 from engine_worker.heartbeat import Heartbeat, Offer
 from engine_worker.intake import Intake
 from engine_worker.lease import Lease
+from engine_worker.neighbours import others_serve, release_predecessor
 from engine_worker.outbox import Outbox
 from engine_worker.process import cancel_all, catch_signals, close_quietly, in_thread, until, wait_for_redis
 from engine_worker.settings import WorkerSettings
@@ -38,7 +39,6 @@ from shared.claims import ClaimQueue
 from shared.connections import UnfitServer, blocking_client, command_client
 from shared.held import HeldRequests
 from shared.messages import WorkerCard
-from shared.pending import release_consumer
 from shared.prefixes import PrefixMemory
 from shared.registry import list_models
 from shared.text.token_bytes import TokenBytes
@@ -83,7 +83,7 @@ async def _start(settings: WorkerSettings, stop: asyncio.Event, stack: AsyncExit
     if not await until(stop, wait_for_redis(redis)):
         return None
     if "worker_id" in settings.model_fields_set:
-        await _release_predecessor(redis, settings)
+        await release_predecessor(redis, settings)
     card = WorkerCard(
         worker_id=settings.worker_id,
         model=settings.served_model_name or settings.model,
@@ -95,24 +95,13 @@ async def _start(settings: WorkerSettings, stop: asyncio.Event, stack: AsyncExit
     heartbeat = Heartbeat(redis, card)
     stack.callback(heartbeat.stop)
     heartbeat.start()
-    warm = await until(stop, in_thread(lambda: load_engine(settings), yields=True))
+    yields = await others_serve(redis, settings)
+    warm = await until(stop, in_thread(lambda: load_engine(settings), yields=yields))
     if warm is None:
         return None
     gc.collect()
     gc.freeze()  # all that was loaded stays: a collection that looked at it again would hold up a step
     return Worker(settings, redis, stack, heartbeat, warm, faults)
-
-
-async def _release_predecessor(redis: Redis, settings: WorkerSettings) -> None:
-    """A process that was given its name knows that the last one of this name is dead: what that one ran need not wait
-    for its lease, nor for this worker to have loaded its model."""
-    try:
-        for model in await list_models(redis):
-            for shard in range(settings.shards):
-                if released := await release_consumer(redis, settings.worker_id, model, shard):
-                    log.info("released what the last worker of this name ran", model=model, requests=released)
-    except REDIS_TROUBLE as error:
-        log.warning("the last worker's requests wait for their leases", reason=str(error))
 
 
 class Worker:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.chaos_checks import Books, assert_exact
 from tests.support.chaos_load import WORDS, Expected, make_bodies, undisturbed, with_stops
+from tests.support.chaos_pauses import describe, find_pauses, percentile, take_overs
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Pod, Stack, Worker
 from tests.support.stream_client import Outcome, follow
@@ -120,7 +121,10 @@ async def _survive(
         assert_exact(expected, outcomes)
         assert min(reaper.kills[kind] for kind in ("redis", "pod", "worker")) >= 2
         assert len(await books.settle(clients)) == STREAMS
-        _check_gaps(reaper, clients, patience)
+        pauses = find_pauses(clients, reaper.deaths, take_overs([worker.log_path for worker in stack.workers]))
+        print(describe(pauses))
+        p99 = percentile([pause.seconds for pause in pauses], 0.99)
+        assert p99 < LEASE_MS / 1000 + LEASE_MARGIN_S * patience, describe(pauses)
 
 
 async def _client(stack: Stack, expected: Expected, number: int) -> Outcome:
@@ -128,18 +132,3 @@ async def _client(stack: Stack, expected: Expected, number: int) -> Outcome:
     await asyncio.sleep(number * 45 / STREAMS)
     pods = [pod.url for pod in stack.pods]
     return await follow(lambda: pods, expected.load.path, expected.load.body, deadline_s=DEADLINE_S, seed=number)
-
-
-def _check_gaps(reaper: Reaper, outcomes: list[Outcome], patience: float) -> None:
-    """Pauses of streams that ran, over workers' deaths and not Redis being away as well: 99 of 100 last at most a lease
-    and two seconds for each of the deaths."""
-    pauses = []
-    for outcome in outcomes:
-        for before, after in zip(outcome.arrivals, outcome.arrivals[1:], strict=False):
-            spanned = Counter(kind for kind, death in reaper.deaths if before < death < after)
-            if before >= outcome.spoke_at and spanned["worker"] and not spanned["redis"]:
-                pauses.append((after - before) / spanned["worker"])
-    pauses.sort()
-    p50, p99 = (pauses[int(share * len(pauses))] for share in (0.5, 0.99))
-    print("pauses over a worker's death:", len(pauses), "p50", round(p50, 2), "p99", round(p99, 2))
-    assert p99 < LEASE_MS / 1000 + LEASE_MARGIN_S * patience
