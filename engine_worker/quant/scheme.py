@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from engine_worker.errors import LoadError
-from engine_worker.quant.blocks import BLOCK_FORMATS
+from engine_worker.quant.blocks import BLOCK_FORMATS, can_rewrite
 
 __all__ = ["QUANTIZATIONS", "Scheme", "Storage", "make_scheme"]
 
@@ -54,7 +54,7 @@ class Scheme(NamedTuple):
         if self.quantization == "gguf":
             return _as_stored(kinds)
         wanted = "q8_0" if precise and self.quantization.startswith("q4") else self.quantization
-        if {BLOCK_FORMATS.get(kind) for kind in kinds} == {wanted}:
+        if all(can_rewrite(kind, wanted) for kind in kinds):
             return Storage(wanted, blocks=True)
         return Storage(wanted, staging=torch.bfloat16 if set(kinds) == {"BF16"} else torch.float32)
 
@@ -81,11 +81,11 @@ def make_scheme(requested: str, dtype: torch.dtype, kinds: Mapping[str, str], fo
 
 
 def _as_stored(kinds: Sequence[str]) -> Storage:
-    """The file's own blocks where all parts have one format. Otherwise all parts take the widest of them, and types the
-    kernels do not have take q8_0; parts in plain floats keep the whole matrix so."""
+    """All parts take the widest of their formats, and types the kernels do not have take q8_0; a part in plain floats
+    keeps the whole matrix so."""
     if any(kind in _PLAIN for kind in kinds):
         return Storage()
     formats = [BLOCK_FORMATS.get(kind, "q8_0") for kind in kinds]
-    same = len(set(formats)) == 1 and all(kind in BLOCK_FORMATS for kind in kinds)
     widest = max(formats, key=_WIDTH.index)
-    return Storage(widest, blocks=True) if same else Storage(widest, staging=torch.float32)
+    blocks = all(can_rewrite(kind, widest) for kind in kinds)
+    return Storage(widest, blocks=True) if blocks else Storage(widest, staging=torch.float32)

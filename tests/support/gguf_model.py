@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from tests.support.tiny_model import SPECIAL_TOKENS, random_weights, tiny_llama_config, tiny_tokenizer
 
@@ -46,7 +47,7 @@ def make_tiny_gguf(
     path: Path,
     *,
     architecture: str = "llama",
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
     metadata: Mapping[str, Any] | None = None,
     extra_tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
     seed: int = 0,
@@ -54,7 +55,8 @@ def make_tiny_gguf(
 ) -> dict[str, Any]:
     """The model `make_tiny_llama` makes with the same arguments, as a GGUF file; returns its config.json fields.
 
-    Matrices are stored as `kind`. `metadata` adds keys or, with None, removes them.
+    Matrices are stored as `kind`, or as what it says of their GGUF name. `metadata` adds keys or, with None, removes
+    them.
     """
     full = tiny_llama_config(**config)
     weights = random_weights(full, seed)
@@ -73,16 +75,17 @@ def write_gguf(
     path: Path,
     metadata: Mapping[str, Any],
     tensors: Mapping[str, np.ndarray[Any, Any]],
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
 ) -> None:
-    """Any metadata (None values are left out) and tensors; matrices are quantised to `kind`."""
+    """Any metadata (None values are left out) and tensors; matrices are quantised as `make_tiny_gguf` does."""
     writer = gguf.GGUFWriter(str(path), str(metadata.get("general.architecture", "llama")))
     for key, value in metadata.items():
         if key != "general.architecture" and value is not None:
             _add(writer, key, value)
     for name, array in tensors.items():
-        if array.ndim > 1 and kind is not gguf.GGMLQuantizationType.F32:
-            writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
+        own = kind if isinstance(kind, Kind) else kind(name)
+        if array.ndim > 1 and own is not Kind.F32:
+            writer.add_tensor(name, gguf.quantize(array, own), raw_dtype=own)
         else:
             writer.add_tensor(name, np.ascontiguousarray(array))
     writer.write_header_to_file()

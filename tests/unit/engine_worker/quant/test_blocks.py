@@ -61,6 +61,16 @@ def test_other_blocks_are_the_files_own(name: str) -> None:
     assert torch.equal(destination, raw)
 
 
+@pytest.mark.parametrize("form", ["q4_1", "q8_0"])
+def test_q4_0_fits_wider_blocks_exactly(form: str) -> None:
+    weight = np.random.default_rng(3).normal(size=(ROWS, 96)).astype(np.float32)
+    raw = torch.from_numpy(gguf.quantize(weight, gguf.GGMLQuantizationType.Q4_0))
+    kind = gguf.GGMLQuantizationType[form.upper()]
+    destination = torch.empty((ROWS, row_bytes(kind, 96)), dtype=torch.uint8)
+    blocks_into(raw, gguf.GGMLQuantizationType.Q4_0, destination)
+    np.testing.assert_array_equal(expanded(destination, kind), expanded(raw, gguf.GGMLQuantizationType.Q4_0))
+
+
 def test_a_destination_of_another_size_is_refused() -> None:
     raw = random_q4_k(2, 256, 0)
     with pytest.raises(LoadError, match="does not fill"):
