@@ -1,4 +1,4 @@
-"""The OpenAPI document is whole: every route and reference, every refusal in one shape, the key where it is asked for."""
+"""The OpenAPI document is whole: every route and reference, refusals in one shape, the key where it is asked for."""
 
 from __future__ import annotations
 
