@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine_worker.request import Request
+from engine_worker.request import Klass, Request
 from tests.support.scheduler_drive import SchedulerDrive, continuation
 
 
@@ -67,6 +67,18 @@ def test_sc_04_cache_hits_after_preemption_never_reach_past_the_known_tokens() -
             expected[request.request_id] = continuation(prompt, request.max_tokens)
         drive.run()
         assert drive.outputs == expected
+
+
+def test_sc_04_five_hundred_short_requests_share_a_prefix_in_a_tiny_pool() -> None:
+    rng = random.Random(7)
+    drive = SchedulerDrive(num_blocks=12, block_size=4, max_num_seqs=16, budget=24)
+    expected: dict[str, list[int]] = {}
+    for number in range(512):
+        prompt = [5, 6, 7, 8, 9, 10, 11, 12, *(rng.randint(0, 49) for _ in range(number % 5))]
+        request = drive.add(prompt, max_tokens=rng.randint(1, 6), klass="batch" if number % 4 == 0 else "interactive")
+        expected[request.request_id] = continuation(prompt, request.max_tokens)
+    drive.run()
+    assert drive.outputs == expected
 
 
 @pytest.mark.parametrize("length", range(1, 18))
@@ -172,6 +184,19 @@ def test_sc_19_a_turn_that_follows_an_aborted_one_at_once_equals_a_fresh_run() -
         following = drive.add(history, max_tokens=2)
         drive.run()
         assert drive.outputs[following.request_id] == continuation(history, 2)
+
+
+@pytest.mark.parametrize("klass", ["interactive", "batch"])
+def test_kv_10_blocks_come_back_without_any_message(klass: Klass) -> None:
+    """A lost abort, for one: no block waits for anything but steps, and a request has at most `max_tokens` of them."""
+    drive = SchedulerDrive(num_blocks=12, block_size=4, budget=8)
+    forgotten = drive.add(20, max_tokens=25, klass=klass)
+    waiting = drive.add([60] * 40, max_tokens=2, klass=klass)
+    for _ in range(3 + 25 + 5 + 2):
+        drive.step()
+    assert waiting.request_id in drive.outputs
+    assert len(drive.outputs[forgotten.request_id]) == 25
+    assert drive.cache.pool.num_held == 0
 
 
 def test_kv_09_ended_requests_leave_the_whole_pool_to_one() -> None:
