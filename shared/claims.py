@@ -26,6 +26,8 @@ __all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", 
 _LOG_PAGE = 1000
 _OWN_LIMIT = 1000
 _GONE_CONSUMER_MS = 600_000
+_SHY_LEASES = 10
+"""How long a worker leaves to others what it lost by its silence."""
 _BETWEEN_SUSPECTS = 8
 """New requests' choices that may start between two suspects."""
 
@@ -193,7 +195,7 @@ class ClaimQueue:
         for item, reply in zip(items, replies, strict=True):
             done = item.end and reply.kind in (ReplyKind.OK, ReplyKind.DUP)
             if done or reply.kind in (ReplyKind.FENCED, ReplyKind.CLOSED, ReplyKind.GONE):
-                self._held.drop(item.claim.rid, item.claim.epoch)
+                self._drop(item.claim, reply.kind)
             elif reply.kind is not ReplyKind.GAP:
                 self._held.prove(item.claim.rid)
         return replies
@@ -211,7 +213,7 @@ class ClaimQueue:
         replies = [RenewReply(ReplyKind(kind), bool(flag)) for kind, flag in zip(flat[::2], flat[1::2], strict=True)]
         for claim, reply in zip(claims, replies, strict=True):
             if reply.kind is not ReplyKind.OK:
-                self._held.drop(claim.rid, claim.epoch)
+                self._drop(claim, reply.kind)
         return replies
 
     async def hand_back(self, claims: Sequence[Claim]) -> None:
@@ -240,6 +242,11 @@ class ClaimQueue:
     async def remove_dead_consumers(self, idle_ms: int = _GONE_CONSUMER_MS) -> int:
         """Removes consumers that have nothing pending and were silent for `idle_ms`; how many."""
         return await self._pending.remove_dead_consumers(idle_ms)
+
+    def _drop(self, claim: Claim, why: ReplyKind) -> None:
+        self._held.drop(claim.rid, claim.epoch)
+        if why is ReplyKind.FENCED:
+            self._held.lose(claim.rid, _SHY_LEASES * self._lease_ms / 1000)
 
     def _owner(self, claim: Claim) -> str:
         """The fence: an epoch may come back after Redis lost writes, with this process's mark it cannot be mistaken."""

@@ -11,6 +11,8 @@ import time
 
 __all__ = ["HeldRequests"]
 
+_LOST_MAX = 100
+
 
 class HeldRequests:
     """A request is unproved from acquire until its first committed record. A suspect is one that an earlier worker lost
@@ -26,6 +28,7 @@ class HeldRequests:
         """Suspects were seen in the queue; whoever finds nothing unproved here should take one."""
         self.newcomers_turn = False
         """The last one that was taken in was a suspect."""
+        self._lost: dict[str, float] = {}
         self._closed_until = 0.0
         self._changed = asyncio.Event()
 
@@ -67,6 +70,19 @@ class HeldRequests:
         if self._epochs.get(rid) == epoch:
             del self._epochs[rid]
             self.prove(rid)
+
+    def lose(self, rid: str, seconds: float) -> None:
+        """Another worker took it from this one, which was silent: for so long others come first."""
+        self._lost.pop(rid, None)
+        self._lost[rid] = time.monotonic() + seconds
+        if len(self._lost) > _LOST_MAX:
+            del self._lost[next(iter(self._lost))]
+
+    def lost(self) -> list[str]:
+        """What others should take rather than this worker."""
+        now = time.monotonic()
+        self._lost = {rid: until for rid, until in self._lost.items() if until > now}
+        return list(self._lost)
 
     def make_room(self, seconds: float) -> None:
         """A suspect waits until nothing is unproved: let nothing new in for so long, or it waits for ever."""

@@ -99,7 +99,9 @@ class PendingEntries:
         self, queue: str, count: int, idle_ms: int, whose: str, *, suspect: bool
     ) -> tuple[list[Entry], int]:
         args: list[scripts.Arg] = [self._consumer, self._instance, idle_ms, count, whose, int(suspect), self._max_tries]
-        reply = await scripts.RECLAIM(self._redis, [queue], [*args, keys.request_prefix(self._shard)])
+        reply = await scripts.RECLAIM(
+            self._redis, [queue], [*args, keys.request_prefix(self._shard), *self._held.lost()]
+        )
         pairs = zip(reply[1::2], reply[2::2], strict=True)
         entries = [Entry(entry_id, rid.decode(), queue) for entry_id, rid in pairs]
         return [entry for entry in entries if entry.rid not in self._held], reply[0]

@@ -138,6 +138,46 @@ async def test_rd_15_a_paused_owner_can_write_renew_hand_back_and_bury_nothing(
     assert tokens_of(await queue.read_log(request.rid)) == [100, 101]
 
 
+async def _silent_for(redis: Redis, ms: int) -> None:
+    """The one pending entry was not renewed for so long."""
+    name = keys.queue_key(0, "tiny", "interactive")
+    [item] = await redis.xpending_range(name, keys.GROUP, "-", "+", 10)
+    one = [item["message_id"]]
+    await redis.xclaim(name, keys.GROUP, item["consumer"], 0, one, idle=ms, justid=True)
+
+
+async def test_rl_18_what_a_worker_lost_by_its_silence_it_leaves_to_others_for_another_lease(
+    queue: RequestQueue, make_worker: MakeWorker, redis: Redis
+) -> None:
+    paused, other, third = [await make_worker(name) for name in ("paused", "other", "third")]
+    for taker, silent_ms in ((third, 10_500), (paused, 20_500)):
+        await submit(queue)
+        old = await take_one(paused)
+        await say(paused, old, 0)
+        await _silent_for(redis, 10_500)
+        [new] = await reclaim_all(other)
+        assert await say(paused, old, 1) == [FENCED]
+        await say(other, new, 1)
+        await _silent_for(redis, 10_500)
+        assert await reclaim_all(paused) == []
+        await _silent_for(redis, silent_ms)
+        [last] = await reclaim_all(taker)
+        assert await finish(taker, last, 2) is OK
+
+
+async def test_rl_18_a_hand_back_is_for_everybody(queue: RequestQueue, make_worker: MakeWorker, redis: Redis) -> None:
+    paused, other = await make_worker("paused"), await make_worker("other")
+    await submit(queue)
+    old = await take_one(paused)
+    await say(paused, old, 0)
+    await _silent_for(redis, 10_500)
+    [new] = await reclaim_all(other)
+    assert [reply.kind for reply in await paused.renew([old.claim])] == [FENCED]
+    await other.hand_back([new.claim])
+    [last] = await reclaim_all(paused)
+    assert await finish(paused, last, 1) is OK
+
+
 async def test_an_equal_epoch_of_another_process_is_no_right_to_write(
     queue: RequestQueue, make_worker: MakeWorker, redis: Redis
 ) -> None:
