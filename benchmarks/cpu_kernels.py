@@ -4,7 +4,11 @@ SmolLM2-135M's shapes with random weights, all layers different, so weights come
 figure is the minimum of many rounds in milliseconds; on a machine with other work, trust the ratios, or run with
 --threads 1, which counts CPU time and so leaves out what other processes took.
 
-    python -m benchmarks.cpu_kernels [--threads 2] [--rounds 30] [--only linear|attention|step] [--levels amx,avx512]
+`weights` compares whole steps in each weight format with reading those weights once, at the memory bandwidth measured
+in the same rounds: the floor of a decode step.
+
+    python -m benchmarks.cpu_kernels [--threads 2] [--rounds 30] [--only linear|attention|step|weights]
+                                     [--levels amx,avx512] [--formats bfloat16,int8,q8_0,q4_1]
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ UNITS = {
     "down": (HIDDEN, INNER),
 }
 BLOCK_SIZE = 16
+PREFILL = 512
+STREAMED_BYTES = 256 << 20
+"""Read to measure memory bandwidth: far more than a processor caches for two cores."""
 Runs = dict[str, Callable[[], object]]
 
 
@@ -143,6 +150,12 @@ class _Model:
         self._norm = norm
         self._head = ops.pack_linear(_weight(VOCAB, HIDDEN), **extra)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights that a step reads."""
+        packed = [linear for a, m in self._layers for linear in (a.qkv, a.output, m.gate_up, m.down)]
+        return sum(linear.weight.nbytes for linear in (*packed, self._head))
+
     def step(self, rows: Sequence[tuple[int, int]]) -> Callable[[], object]:
         """A function that runs one step over these rows, logits for each row's last token."""
         layout, blocks = _layout(rows)
@@ -172,13 +185,31 @@ def steps(backends: dict[str, NativeOps], formats: Sequence[str], rounds: int) -
         report(f"step, {name}", fastest(runs, rounds), "torch")
 
 
+def weights(backends: dict[str, NativeOps], formats: Sequence[str], rounds: int, batches: Sequence[int]) -> None:
+    """Decode steps of short sequences, and one prefill, against the time of reading the weights once."""
+    memory = torch.ones(STREAMED_BYTES // 4)
+    for key, ops in backends.items():
+        models = {form: _Model(ops, form) for form in formats}
+        for batch in (*batches, -PREFILL):
+            rows = [(1, 64)] * batch if batch > 0 else [(PREFILL, PREFILL)]
+            runs: Runs = {form: model.step(rows) for form, model in models.items()}
+            times = fastest({"memory": memory.sum, **runs}, rounds)
+            bandwidth = memory.nbytes / times.pop("memory")
+            cells = []
+            for form, ms in times.items():
+                floor = models[form].num_bytes / bandwidth
+                cells.append(f"{form} {ms:8.2f} ms = {ms / floor:5.2f} x {models[form].num_bytes / 1e6:.0f} MB")
+            name = f"{batch} decodes" if batch > 0 else f"prefill {PREFILL}"
+            print(f"{key}, {name:12s} {bandwidth / 1e6:5.1f} GB/s  " + "  ".join(cells), flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--only", choices=("linear", "attention", "step"))
+    parser.add_argument("--only", choices=("linear", "attention", "step", "weights"))
     parser.add_argument("--levels", default=available_levels()[0].name)
     parser.add_argument("--formats", default="bfloat16")
     parser.add_argument("--batches", default="1,8,32,64,512")
@@ -194,6 +225,9 @@ def main() -> None:
         attention(backends, arguments.rounds)
     if arguments.only in (None, "step"):
         steps(backends, formats, arguments.rounds)
+    if arguments.only in (None, "weights"):
+        batches = [int(batch) for batch in arguments.batches.split(",") if int(batch) < PREFILL]
+        weights(backends, formats, arguments.rounds, batches)
 
 
 if __name__ == "__main__":

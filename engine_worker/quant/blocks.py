@@ -2,7 +2,7 @@
 
 A Q4_0 block fits any wider one exactly. A Q4_K super-block of 256 holds 8 groups of 32 with 6-bit scales and minima;
 their products with the block's two float16 factors become the float16 scale and minimum of a Q4_1 block each. Codes
-stay as they are. That rounds scale and minimum by at most 2^-11 of themselves (under 1 % of a step between two codes);
+stay as they are. That rounds scale and minimum by at most 2^-11 of themselves (about 1 % of a step between two codes);
 4.5 bits a weight become 5.
 """
 
