@@ -114,6 +114,8 @@ def run_client(programs: Programs, streams: int, tokens: int) -> tuple[dict[str,
                 marks[line.strip()] = programs.cpu() | {"client": cpu_s([client.pid])}
     if client.returncode or not findings:
         raise RuntimeError(f"the client ended with code {client.returncode}")
+    if findings["steady_s"] <= 0:  # the first stream had ended before the last one began
+        return findings, {}
     return findings, {kind: used - marks["steady"][kind] for kind, used in marks["ending"].items()}
 
 
@@ -127,7 +129,9 @@ def main() -> int:
     parser.add_argument("--aof", action="store_true", help="Redis writes its append-only file, as in production")
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
-    simulate = f"tokens_per_s={given.tokens_per_s / given.workers:g}"
+    # Without the second rate the first streams to start would have run through before the last ones begin.
+    each = given.tokens_per_s / given.streams
+    simulate = f"tokens_per_s={given.tokens_per_s / given.workers:g},stream_tokens_per_s={each:g}"
     seqs = -(-given.streams // given.workers)
     code = 0
     with tempfile.TemporaryDirectory(prefix="headrace-load-") as folder, ExitStack() as stack:
@@ -142,14 +146,17 @@ def main() -> int:
 
 
 def report(findings: dict[str, Any], cpu: dict[str, float], streams: int) -> None:
-    events, seconds = findings["steady_events"], findings["steady_s"]
+    tokens, seconds = findings["steady_tokens"], findings["steady_s"]
     print(f"{findings['exact']} of {streams} streams exact, {findings['seconds']:.1f} s in all")
     for fault in findings["faults"]:
         print(f"  {fault}")
-    rate = events / seconds if seconds else 0.0
-    print(f"while all ran: {events} tokens in {seconds:.1f} s, {rate:.0f} a second; gaps in ms: {findings['gaps_ms']}")
+    if not cpu:
+        print("the first stream ended before the last one had begun: give them more --tokens", flush=True)
+        return
+    rate = tokens / seconds
+    print(f"while all ran: {tokens} tokens in {seconds:.1f} s, {rate:.0f} a second; gaps in ms: {findings['gaps_ms']}")
     shares = [
-        f"{kind} {used / max(events, 1) * 1e6:.0f} us ({used / seconds:.0%} of a core)" for kind, used in cpu.items()
+        f"{kind} {used / max(tokens, 1) * 1e6:.0f} us ({used / seconds:.0%} of a core)" for kind, used in cpu.items()
     ]
     print("CPU per streamed token:", ", ".join(shares), flush=True)
 

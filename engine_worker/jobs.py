@@ -123,6 +123,11 @@ class Job:
         """Tokens that are in no record yet."""
         return sum(choice.num_new for choice in self.choices)
 
+    @property
+    def sealed(self) -> bool:
+        """Whether its last record is made; Redis may have it already."""
+        return self._sealed_end
+
     def has_unsent(self) -> bool:
         """Whether anything is still to be committed."""
         if self._sealed_end or self.acked < len(self.records):

@@ -85,6 +85,8 @@ class Lease:
                 job = self._outbox.jobs.get(claim.rid)
                 if job is None or job.claim != claim:
                     continue
+                if reply.kind is ReplyKind.CLOSED and job.sealed:
+                    continue  # by our own last record; the answer to it is on its way
                 if reply.kind is not ReplyKind.OK:
                     self._outbox.drop(claim.rid, reply.kind.name.lower())
                 elif reply.cancelled:

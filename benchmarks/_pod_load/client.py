@@ -13,6 +13,7 @@ import itertools
 import json
 import sys
 import time
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -27,6 +28,8 @@ from shared.text.token_bytes import TokenBytes
 
 _LIMIT_S = 300.0
 _FAULTS_SHOWN = 5
+_STARTING = 64
+"""Streams that may wait for their first token at once: a crowd that comes within a second is another test."""
 
 
 class Oracle:
@@ -45,10 +48,17 @@ class Oracle:
 
     def answer(self, number: int, tokens: int) -> str:
         """The text of request `number` with that many tokens."""
+        return Detokenizer(self._token_bytes).push(self._ids(number, tokens))
+
+    def lengths(self, number: int, tokens: int) -> list[int]:
+        """Characters of that text after each of its tokens."""
+        pieces = (len(self._token_bytes.bytes_of(token).decode()) for token in self._ids(number, tokens))
+        return list(itertools.accumulate(pieces))
+
+    def _ids(self, number: int, tokens: int) -> list[int]:
         prompt = f"<|im_start|>user\nThis is stream {number}.<|im_end|>\n<|im_start|>assistant\n"
         key = self._source.key(self._tokenizer.encode(prompt).ids, number)
-        ids = [self._source.token(key, position) for position in range(tokens)]
-        return Detokenizer(self._token_bytes).push(ids)
+        return [self._source.token(key, position) for position in range(tokens)]
 
 
 @dataclass
@@ -60,9 +70,11 @@ class Run:
     ended: int = 0
     steady_at: float = 0.0
     ending_at: float = 0.0
+    may_start: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_STARTING))
 
     def one_begun(self) -> None:
         self.begun += 1
+        self.may_start.release()
         if self.begun == self.streams:
             self.steady_at = time.monotonic()
             print("steady", flush=True)
@@ -95,15 +107,17 @@ class Stream(asyncio.Protocol):
                 self.run.one_begun()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.events < 2:
+            self.run.may_start.release()
         self.run.one_ended()
         if not self.done.done():
             self.done.set_result(None)
 
 
 def unchunked(data: bytes) -> bytes:
-    """The body of a chunked answer."""
+    """The body of a chunked answer, or of its beginning."""
     body, rest = b"", data.partition(b"\r\n\r\n")[2]
-    while rest:
+    while b"\r\n" in rest:
         head, _, rest = rest.partition(b"\r\n")
         size = int(head, 16)
         body, rest = body + rest[:size], rest[size + 2 :]
@@ -124,8 +138,15 @@ def check(data: bytes, expected: str) -> str:
     choices = [json.loads(chunk["data"])["choices"][0] for chunk in chunks]
     if [choice["finish_reason"] for choice in choices] != [None] * (len(choices) - 1) + ["length"]:
         return "not exactly one end"
-    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    text = said(data)
     return "" if text == expected else f"text {text[-80:]!r}, expected {expected[-80:]!r}"
+
+
+def said(data: bytes) -> str:
+    """The text of an answer, or of its beginning."""
+    events = (block.partition("data: ")[2] for block in unchunked(data).decode(errors="ignore").split("\n\n")[:-1])
+    chunks = (json.loads(event) for event in events if event != "[DONE]")
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -143,6 +164,7 @@ async def drive(url: str, streams: int, tokens: int) -> dict[str, Any]:
         body = json.dumps(Oracle.body(number, tokens)).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         request = f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        await run.may_start.acquire()
         stream = Stream(run, request, loop.create_future())
         opened.append(stream)
         await loop.create_connection(lambda stream=stream: stream, host, port)  # type: ignore[misc]
@@ -160,7 +182,12 @@ def judge(opened: list[Stream], run: Run, tokens: int) -> dict[str, Any]:
         fault = check(b"".join(data for _, data in stream.parts), oracle.answer(number, tokens))
         faults += [f"stream {number}: {fault}"] if fault else []
         inside = [(at, data) for at, data in stream.parts if run.steady_at < at <= run.ending_at and b"id: " in data]
-        steady += sum(data.count(b"id: ") for _, data in inside)
+        lengths = oracle.lengths(number, tokens)
+        before, after = (
+            bisect_right(lengths, len(said(b"".join(data for at, data in stream.parts if at <= end))))
+            for end in (run.steady_at, run.ending_at)
+        )
+        steady += after - before
         gaps += [later[0] - earlier[0] for earlier, later in itertools.pairwise(inside)]
     gaps.sort()
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
@@ -168,7 +195,7 @@ def judge(opened: list[Stream], run: Run, tokens: int) -> dict[str, Any]:
         "exact": len(opened) - len(faults),
         "faults": faults[:_FAULTS_SHOWN],
         "steady_s": run.ending_at - run.steady_at,
-        "steady_events": steady,
+        "steady_tokens": steady,
         "gaps_ms": {name: round(percentile(gaps, share) * 1000, 1) for name, share in shares.items()},
     }
 

@@ -159,7 +159,7 @@ class SimulatedEngine:
 
     def _take(self, request: Request) -> list[TokenEvent]:
         self._num_arrived += 1
-        request.arrival = self._num_arrived
+        request.arrival = request.arrival or self._num_arrived
         self._counters["prompt_tokens"] += len(request.prompt_token_ids)
         key = self._source.key(request.prompt_token_ids, request.seed if request.sampling.temperature > 0 else None)
         mean, end_token = self._simulation.answer_tokens, self._end_token(request)

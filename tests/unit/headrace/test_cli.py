@@ -49,6 +49,15 @@ def test_a_bad_value_is_refused_before_anything_starts() -> None:
     assert "from 1 to 4096" in run.stderr
 
 
+@pytest.mark.parametrize("command", ["serve", "worker"])
+@pytest.mark.parametrize("value", ["fast", "tokens_per_s=0", "ttft_ms=5"])
+def test_a_pace_that_makes_no_sense_is_refused_with_what_is_allowed(command: str, value: str) -> None:
+    for run in (headrace(command, "--simulate", value), headrace(command, HEADRACE_SIMULATE=value)):
+        assert run.returncode == 2
+        assert "simulate" in run.stderr.lower()
+        assert "tokens_per_s" in run.stderr
+
+
 def test_a_redis_that_does_not_answer_ends_serve_with_its_name_but_not_its_password(tmp_path: Path) -> None:
     run = headrace("serve", "--port", "0", "--redis-url", "redis://:secret@127.0.0.1:1/0")
     assert run.returncode == 1
