@@ -22,10 +22,10 @@ import pytest
 from tests.support.chaos_checks import field_of
 from tests.support.random_schemas import random_schema
 from tests.support.redis_server import RedisServer
-from tests.support.stack import Stack
+from tests.support.stack import Stack, Worker
 from tests.support.wait import eventually
 
-ENV = {"HEADRACE_LEASE_MS": "2000", "HEADRACE_FAULT": "step-delay-ms:25", "HEADRACE_DTYPE": "float32"}
+ENV = {"HEADRACE_LEASE_MS": "2000", "HEADRACE_FAULT": "step-delay-ms:40", "HEADRACE_DTYPE": "float32"}
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -152,6 +152,11 @@ def stack(server: RedisServer, tiny: Path, tmp_path_factory: pytest.TempPathFact
         yield started
 
 
+def moved_or_done(server: RedisServer, asked: Asked, worker: Worker) -> bool:
+    done = field_of(server, asked.rid, "state") == "done"
+    return done or field_of(server, asked.rid, "holder") == worker.worker_id
+
+
 def epoch(server: RedisServer, asked: Asked) -> int:
     return int(field_of(server, asked.rid, "epoch") or 0)
 
@@ -169,9 +174,9 @@ async def test_an_answer_is_valid_and_the_same_after_two_deaths(server: RedisSer
             await eventually(lambda: all(asked.events > 4 for asked in streamed), 40, what="every stream speaks")
             first.kill()
             await eventually(
-                lambda: all(field_of(server, asked.rid, "holder") == second.worker_id for asked in streamed),
-                20,
-                what="the second has them all",
+                lambda: all(moved_or_done(server, asked, second) for asked in streamed),
+                30,
+                what="the second has all that is left",
             )
             await first.restarted()
             second.kill()
@@ -182,7 +187,7 @@ async def test_an_answer_is_valid_and_the_same_after_two_deaths(server: RedisSer
                 await running
     check(all_asked)
     assert not any("length" in asked.answers[1]["reasons"].values() for asked in all_asked), "all are complete"
-    assert max(epoch(server, asked) for asked in streamed) >= 2, "nobody died in the middle of an answer"
+    assert sum(epoch(server, asked) > 1 for asked in streamed) >= 2, "too few were in the middle of an answer"
     await second.restarted()
 
 
