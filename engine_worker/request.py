@@ -62,7 +62,7 @@ class Request:
     priority: int = 0
     """Within a class lower runs first; then `arrival`."""
     arrival: int = 0
-    """Place in line, such as the time it was queued; 0 = by the order in which the engine took it in."""
+    """Place in line, lowest first; 0 = by the order in which the engine took it in. Take-overs are negative."""
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""

@@ -46,10 +46,13 @@ class Claim:
 
     @property
     def place(self) -> int:
-        """Grows with the moment at which the request was queued: whoever came first is served first, also by the worker
-        that takes over. What a dead worker ran is older than what waits, so it goes on before anything new begins."""
+        """Where it stands in a worker's line: 0 = behind what was taken before it. What another worker ran has been
+        served already and goes on before anything new begins: it is negative, and the lower the earlier it was queued.
+        """
+        if self.epoch == 1:
+            return 0
         ms, _, number = self.entry_id.partition(b"-")
-        return (int(ms) << 16) + min(int(number or 0), (1 << 16) - 1)
+        return (int(ms) << 16) + min(int(number or 0), (1 << 16) - 1) - (1 << 64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,12 @@ def test_max_tokens_ends_with_length_on_the_last_token(tiny: LoadedModel) -> Non
     assert run.end(request).stop_token_id is None
 
 
-def test_who_was_queued_first_is_computed_first_whenever_the_engine_got_it(tiny: LoadedModel) -> None:
+def test_take_overs_are_computed_before_what_waits(tiny: LoadedModel) -> None:
     run = EngineRun(engine_for(tiny, max_num_seqs=1))
-    newer, older = make_request(7, 3, arrival=2000), make_request(5, 3, arrival=1000)
-    run.add(newer, older)
+    new, younger, older = (make_request(size, 3, arrival=place) for size, place in ((7, 0), (6, -1000), (5, -2000)))
+    run.add(new, younger, older)
     run.finish()
-    assert list(run.events) == [older.request_id, newer.request_id]
+    assert list(run.events) == [older.request_id, younger.request_id, new.request_id]
 
 
 def test_a_stop_token_ends_with_stop_and_is_part_of_the_event(tiny: LoadedModel) -> None:

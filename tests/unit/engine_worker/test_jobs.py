@@ -45,13 +45,14 @@ def records(job: Job) -> list[Record]:
     return [decode_record(payload) for payload in job.records]
 
 
-def test_requests_go_to_the_engine_with_their_place_in_the_queue_whoever_takes_them() -> None:
+def test_what_others_ran_goes_first_by_age_and_the_new_ones_in_the_order_in_which_they_were_taken() -> None:
     request = make_request()
     places = []
-    for entry, epoch in ((b"999-3", 4), (b"1000-0", 1), (b"1000-2", 2), (b"1000-10", 1)):
+    for entry, epoch in ((b"999-3", 4), (b"1000-2", 2), (b"1000-10", 3), (b"1796005039305-1", 2), (b"998-0", 1)):
         [runnable] = Job(Claim(request.rid, entry, "queue", epoch), request, TOKENS).engine_requests(100, [])
         places.append(runnable.arrival)
     assert places == sorted(set(places))
+    assert places[-2] < places[-1] == 0
 
 
 def test_what_comes_between_two_rounds_is_one_record() -> None:
