@@ -24,7 +24,8 @@ _MOST_SENT = 20_000
 class Affinity:
     """One per pod. Remembers what it has just sent where: cards and fingerprints are up to two seconds old."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot], *, enabled: bool = True) -> None:
+        self._enabled = enabled
         self._snapshot = snapshot
         self._sent: OrderedDict[bytes, str] = OrderedDict()
         self._seen: Snapshot | None = None
@@ -38,7 +39,7 @@ class Affinity:
             self._seen = view
             self._since.clear()
         workers = [card for card in view.serving() if card.model == request.model]
-        if len(workers) < 2:
+        if not self._enabled or len(workers) < 2:
             return ""
         marks = fingerprints(request.prompts[0], request.cache_salt)
         if not marks:

@@ -52,7 +52,7 @@ class Services:
         self.pulse = Pulse(settings.keepalive_s)
         self.chat_options = ChatOptions(settings.trust_request_chat_template, settings.parse_control_tokens)
         self.tenants = load_tenants(settings.tenants)
-        self.affinity = Affinity(lambda: self.registry.snapshot)
+        self.affinity = Affinity(lambda: self.registry.snapshot, enabled=settings.prefix_affinity)
         self.draining = False
         self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="prepare")
 

@@ -55,6 +55,8 @@ class Settings(BaseSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     tenants: Path | None = None
     """File with weights and limits, see tenants.py."""
+    prefix_affinity: bool = True
+    """Offer a request first to the worker that has its prompt's beginning cached."""
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "json"] = "auto"
     """How models write tool calls; auto = by the chat template."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,8 +1,8 @@
 """The only one that claims: queue entries in, jobs for the outbox and requests for the engine out.
 
-Never takes more than there are free slots (sequences). Batch work holds none of them against interactive requests:
-those take its seats inside the engine, so a worker has at most twice its slots. A request of more choices than slots
-are left is started and waits inside the engine; what came beyond the last slot goes back at once.
+Never takes more than there are free slots (sequences). Batch work, and what a tenant has beyond its part of the seats,
+holds none of them against others: those take its seats inside the engine, so a worker has at most twice its slots. A
+request of more choices than slots are left waits inside the engine; what came beyond the last slot goes back at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 import structlog
 
+from engine_worker.crowd import Crowd
 from engine_worker.engine_loop import EngineLoop
 from engine_worker.jobs import Job
 from engine_worker.lease import Lease
@@ -74,6 +75,7 @@ class Intake:
         self._reclaim_s = min(_RECLAIM_S, lease_ms / 8000)
         self._freed = freed
         self._prefixes = prefixes
+        self._crowd = Crowd(outbox, max_num_seqs)
         self._wake = {shard: asyncio.Event() for shard in queues}
         self._put_back = dict.fromkeys(queues, False)
         self._unplaced: dict[str, tuple[int, Claim]] = {}
@@ -83,11 +85,11 @@ class Intake:
     @property
     def free_slots(self) -> int:
         """Sequences that could start now; negative while a request of many choices queues inside the engine."""
-        return self._slots - self._outbox.num_open_choices("interactive")
+        return self.empty_slots + self._outbox.num_yielding()
 
     @property
-    def batch_slots(self) -> int:
-        """Those of them that nobody sits on: only there batch work may start."""
+    def empty_slots(self) -> int:
+        """Those of them that nobody sits on: only there what yields may start."""
         return self._slots - self._outbox.num_open_choices()
 
     def wake(self, shard: int) -> None:
@@ -134,19 +136,21 @@ class Intake:
         await self._room(lambda: not self._put_back[shard])  # what went back is older than what waits unread
         queue, shards = self._queues[shard], len(self._queues)
         share = max(1, self.free_slots // shards)
-        if (batch := self.batch_slots) > 0:
-            entries = await queue.read(share, batch=max(1, batch // shards))
+        if (empty := self.empty_slots) > 0:
+            empty = max(1, empty // shards)
+            reserve, nudge = max(0, share - empty), None
         else:
-            nudge = asyncio.create_task(self._nudge(queue))
-            try:
-                entries = await queue.read(share, batch=0)
-            finally:
+            empty, reserve, nudge = 0, share, asyncio.create_task(self._nudge(queue))
+        try:
+            entries = await queue.read(share, batch=empty, reserve=reserve, has_many=self._crowd.has_many())
+        finally:
+            if nudge is not None:
                 nudge.cancel()
         await self._take(shard, entries)
 
     async def _nudge(self, queue: ClaimQueue) -> None:
-        """Ends a read that began when there was no room for batch work, as soon as there is some."""
-        while self.batch_slots <= 0:
+        """Ends a read that began with no empty seat, as soon as there is one."""
+        while self.empty_slots <= 0:
             self._freed.clear()
             await self._freed.wait()
         with suppress(*REDIS_TROUBLE):  # then the read ends by itself, with the same trouble or after two seconds
@@ -156,7 +160,7 @@ class Intake:
         await wait_for_event(self._wake[shard], self._reclaim_s)
         self._wake[shard].clear()
         await self._room()
-        entries = await self._queues[shard].reclaim(self.free_slots, batch=max(0, self.batch_slots))
+        entries = await self._queues[shard].reclaim(self.free_slots, batch=max(0, self.empty_slots))
         self._put_back[shard] = False
         self._freed.set()
         await self._take(shard, entries)
@@ -179,7 +183,7 @@ class Intake:
         surplus: list[Claim] = []
         for first in range(0, len(entries), _ACQUIRE_AT_ONCE):
             for item in await self._queues[shard].acquire(entries[first : first + _ACQUIRE_AT_ONCE]):
-                if (self.batch_slots if item.request.klass == "batch" else self.free_slots) <= 0:
+                if (self.empty_slots if self._yields(item) else self.free_slots) <= 0:
                     surplus.append(item.claim)
                 elif (error := self._start(item)) is not None:
                     refused.append((item.claim, error))
@@ -194,6 +198,9 @@ class Intake:
             self._put_back[shard] = True
             for claim in surplus:
                 del self._unplaced[claim.rid]
+
+    def _yields(self, item: Acquired) -> bool:
+        return item.request.klass == "batch" or item.request.share in self._crowd.has_many()
 
     async def _insist(self, call: Callable[[], Awaitable[object]]) -> None:
         """Repeats a replay-safe call until Redis has answered."""
@@ -221,7 +228,7 @@ class Intake:
             too_long = error  # a fair request for another limit: an error record, no dead letter
         except InvalidRequest as error:
             return error
-        job = Job(item.claim, request, self._served.token_bytes)
+        job = Job(item.claim, request, self._served.token_bytes, yields=self._yields(item))
         try:
             job.replay(item.records, map(decode_record, item.records))
         except (ValueError, msgspec.MsgspecError):

@@ -22,9 +22,13 @@ __all__ = ["Job"]
 class Job:
     """One acquired request. The outbox is its only owner; only the asyncio thread touches it."""
 
-    def __init__(self, claim: Claim, request: GenerateRequest, token_bytes: TokenBytes) -> None:
+    def __init__(
+        self, claim: Claim, request: GenerateRequest, token_bytes: TokenBytes, *, yields: bool = False
+    ) -> None:
+        """`yields`: its sequences give their seats to others, as those of batch work always do."""
         self.claim = claim
         self.request = request
+        self.yields = yields or request.klass == "batch"
         self.records: list[bytes] = []
         """All payloads of the log, by seq."""
         self.acked = 0
@@ -79,7 +83,7 @@ class Job:
                     stop_token_ids=stop_ids,
                     matcher=None if new_matcher is None else new_matcher(),
                     output_token_ids=list(choice.output),
-                    klass="batch" if request.klass == "batch" else "interactive",
+                    klass="batch" if self.yields else "interactive",
                     priority=request.priority,
                     cache_salt=request.cache_salt,
                     num_scored=choice.num_scored,

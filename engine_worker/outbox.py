@@ -71,11 +71,13 @@ class Outbox:
         """Whether so much waits for Redis that nothing new should start."""
         return self.backlog > self.backlog_limit
 
-    def num_open_choices(self, klass: str = "") -> int:
-        """Sequences the engine runs or queues for this worker's jobs, of one class or ("") of all."""
-        if not klass:
-            return len(self._choices)
-        return sum(job.request.klass == klass for job, _ in self._choices.values())
+    def num_open_choices(self) -> int:
+        """Sequences the engine runs or queues for this worker's jobs."""
+        return len(self._choices)
+
+    def num_yielding(self) -> int:
+        """Those of them that give their seats to others."""
+        return sum(job.yields for job, _ in self._choices.values())
 
     def jobs_of(self, shard: int) -> list[Job]:
         """Jobs whose keys live in this shard."""

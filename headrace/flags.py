@@ -293,6 +293,7 @@ API = (
         "off",
         panel=_API,
     ),
+    Flag("prefix_affinity", bool, "Offer requests first to workers that have their prefix cached.", "on", panel=_API),
     Flag("tenants", str, "File (TOML or JSON) with weights and limits of tenants.", "none", panel=_API),
     Flag("max_queue_requests", int, "Waiting requests before new ones get 429.", "1024", 1, panel=_QUEUE),
     Flag("max_queue_tokens", int, "Waiting tokens before new requests get 429.", "4194304", 1, panel=_QUEUE),

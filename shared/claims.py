@@ -19,7 +19,7 @@ from shared.held import HeldRequests
 from shared.messages import decode_request
 from shared.pending import PendingEntries
 from shared.queue import log_page
-from shared.waiting import WaitingEntries
+from shared.waiting import Room, WaitingEntries
 
 __all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
 
@@ -84,47 +84,55 @@ class ClaimQueue:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
 
-    async def read(self, count: int, block_ms: int = 2000, *, batch: int | None = None) -> list[Entry]:
+    async def read(
+        self,
+        count: int,
+        block_ms: int = 2000,
+        *,
+        batch: int | None = None,
+        reserve: int = 0,
+        has_many: Sequence[str] = (),
+    ) -> list[Entry]:
         """Waiting requests whose turn it is, for `count` choices (free slots), up to `batch` of them of class batch.
 
-        Interactive before batch, within a class shares in turn by tokens served. [] after `block_ms`, while a suspect
-        runs, or when another worker was faster. A read that failed or was cancelled may have delivered entries that
-        nobody saw: the next call looks there first. Raises REDIS_DOWN errors; just call again.
+        The last `reserve` slots are not for the shares `has_many`. Interactive before batch, within a class shares in
+        turn by tokens served. [] after `block_ms`, while a suspect runs, or when another worker was faster. A read that
+        failed or was cancelled may have delivered entries that nobody saw: the next call looks there first. Raises
+        REDIS_DOWN errors; just call again.
         """
         if count < 1 or not await self._held.wait_open(block_ms / 1000):
             return []
-        if self._held.suspects_wait and ((entries := await self._in_turn(count, batch)) or self._held.clearing):
+        room = Room(count, count if batch is None else batch, reserve, tuple(has_many))
+        if self._held.suspects_wait and ((entries := await self._in_turn(room)) or self._held.clearing):
             return entries
         if self._unsure:
             entries = await self.own_pending(count)
             if entries:
                 return entries
-        batch = count if batch is None else batch
-        entries, kept_ms = await self._take(count, batch)
+        entries, kept_ms = await self._take(room)
         if entries or block_ms < 1:
             return entries
-        await self._waiting.sleep(min(block_ms, kept_ms or block_ms), batch=batch > 0)
-        entries, _ = await self._take(count, batch)
+        await self._waiting.sleep(min(block_ms, kept_ms or block_ms), room)
+        entries, _ = await self._take(room)
         return entries
 
-    async def _in_turn(self, count: int, batch: int | None) -> list[Entry]:
+    async def _in_turn(self, room: Room) -> list[Entry]:
         """While suspects wait: a few new requests, one suspect, a few new requests, … without a pause, which would add
         up. So a suspect waits for few, and a new request for one suspect, however many there are."""
         if self._held.newcomers_turn:
             self._held.newcomers_turn = False
-            few = min(count, _BETWEEN_SUSPECTS)
-            entries, _ = await self._take(few, few if batch is None else min(few, batch))
+            entries, _ = await self._take(room.at_most(_BETWEEN_SUSPECTS))
             if entries:
                 return entries
-        return await self.reclaim(count, batch=batch)
+        return await self.reclaim(room.choices, batch=room.batch)
 
     async def nudge(self) -> None:
         """Wakes this worker's own `read`: there is more room than it knows."""
         await self._waiting.nudge()
 
-    async def _take(self, count: int, batch: int) -> tuple[list[Entry], int]:
+    async def _take(self, room: Room) -> tuple[list[Entry], int]:
         self._unsure = True
-        taken = await self._waiting.take(count, batch)
+        taken = await self._waiting.take(room)
         self._unsure = False
         return taken
 

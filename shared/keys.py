@@ -56,6 +56,7 @@ __all__ = [
     "served_key",
     "shard_of",
     "share_key",
+    "spare_bell_key",
     "turn_key",
     "wait_key",
     "worker_key",
@@ -89,7 +90,7 @@ SERVED_TTL_MS = 7 * 86_400_000
 SERVED_MAX = 1_000
 """Shares whose served tokens are kept for a look at them; those with the fewest go first."""
 
-QUEUE_PARTS = {name: f":{name}:" for name in ("queue", "load", "wait", "turn", "share", "served", "bell")}
+QUEUE_PARTS = {name: f":{name}:" for name in ("queue", "load", "wait", "turn", "share", "served", "bell", "spare")}
 """Keys of one queue differ in this part of their names alone, so that scripts find them from the queue's."""
 
 RID_LENGTH = 26
@@ -162,6 +163,11 @@ def served_key(shard: int, model: str, klass: str) -> str:
 def bell_key(shard: int, model: str, klass: str) -> str:
     """list of at most one element: something waits in this queue; one idle worker takes it and looks."""
     return f"{_tag(shard)}:bell:{model}:{klass}"
+
+
+def spare_bell_key(shard: int, model: str, klass: str) -> str:
+    """list of at most one element: something waits for a worker with more than its reserve of seats free."""
+    return f"{_tag(shard)}:spare:{model}:{klass}"
 
 
 def own_bell_key(shard: int, model: str, consumer: str) -> str:

@@ -7,6 +7,7 @@ each submit rings one of the sleepers, so a request costs one wake-up however ma
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.asyncio import Redis
@@ -15,7 +16,23 @@ from redis.exceptions import ResponseError
 from shared import keys, scripts
 from shared.claim import Entry
 
-__all__ = ["WaitingEntries"]
+__all__ = ["Room", "WaitingEntries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a worker has room for, in choices."""
+
+    choices: int
+    batch: int
+    """Those of them that may be of class batch."""
+    reserve: int = 0
+    """The last so many are not for the shares of `has_many`, which have filled the other seats."""
+    has_many: tuple[str, ...] = ()
+
+    def at_most(self, choices: int) -> Room:
+        """The same for fewer."""
+        return replace(self, choices=min(choices, self.choices), batch=min(choices, self.batch))
 
 
 class WaitingEntries:
@@ -31,19 +48,25 @@ class WaitingEntries:
             self._names += [queue, keys.load_of_queue(queue)]
         self._prefixes = (keys.request_prefix(shard), keys.seat_key(shard, model, ""))
         self._own_bell = keys.own_bell_key(shard, model, consumer)
-        self._bells = [self._own_bell, *(keys.bell_key(shard, model, klass) for klass in keys.CLASSES)]
+        self._bell, self._batch_bell = (keys.bell_key(shard, model, klass) for klass in keys.CLASSES)
+        self._spare_bell = keys.spare_bell_key(shard, model, keys.CLASSES[0])
 
-    async def take(self, room: int, batch_room: int) -> tuple[list[Entry], int]:
-        """Entries for up to `room` choices (the last request may have more), and in how many ms one becomes free that
+    async def take(self, room: Room) -> tuple[list[Entry], int]:
+        """Entries for up to so many choices (the last request may have more), and in how many ms one becomes free that
         is kept for another worker until then; 0 = there is none."""
-        args: list[scripts.Arg] = [self._consumer, secrets.token_hex(8), room, batch_room, *self._prefixes]
+        args: list[scripts.Arg] = [self._consumer, secrets.token_hex(8), room.choices, room.batch, *self._prefixes]
+        args += [room.reserve, *room.has_many]
         kept_ms, *flat = await scripts.TAKE(self._redis, self._names, args)
         rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         return [Entry(entry_id, rid.decode(), self._queues[klass - 1]) for entry_id, rid, klass in rows], kept_ms
 
-    async def sleep(self, ms: int, *, batch: bool) -> None:
-        """Until something is there for this worker (of class batch only with `batch`), for `ms` at most."""
-        bells = self._bells if batch else self._bells[:-1]
+    async def sleep(self, ms: int, room: Room) -> None:
+        """Until something is there for this worker, for `ms` at most."""
+        bells = [self._own_bell, self._bell]
+        if room.choices > room.reserve:
+            bells.append(self._spare_bell)
+        if room.batch > 0:
+            bells.append(self._batch_bell)
         try:
             await self._blocking.blpop(bells, timeout=ms / 1000)
         except ResponseError as error:  # the server woke everybody (failover): a reason to look

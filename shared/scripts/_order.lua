@@ -53,12 +53,14 @@ local function ring(bell)
   redis.call('PEXPIRE', bell, LOAD_TTL)
 end
 
--- Makes an entry wait for its turn. Harmless when it does already.
-local function enqueue(queue, load, share, priority, entry, rid)
+-- Makes an entry wait for its turn. Harmless when it does already. `again`: it did before the index was lost, so that
+-- its share was not idle and keeps its virtual time.
+local function enqueue(queue, load, share, priority, entry, rid, again)
   local wait, turn = beside(queue, PART.wait), beside(queue, PART.turn)
   redis.call('ZADD', wait, 0, waiting_member(share, priority, entry, rid))
   if not redis.call('ZSCORE', turn, share) then
-    redis.call('ZADD', turn, string.format('%.3f', virtual_time(queue, load, share)), share)
+    local v = again and redis.call('HGET', share_key(queue, share), 'v') or virtual_time(queue, load, share)
+    redis.call('ZADD', turn, string.format('%.3f', v), share)
   end
   redis.call('PEXPIRE', wait, LOAD_TTL)
   redis.call('PEXPIRE', turn, LOAD_TTL)

@@ -2,17 +2,21 @@
 -- KEYS  1 seat of the caller (hash), then per class, interactive first: queue (stream), load (hash)
 -- ARGV  1 consumer  2 nonce of this call  3 room: choices that may start here  4 room for batch ones among them
 --       5 request key prefix  6 seat key prefix of the model
+--       7 reserve: the last so many interactive choices are not for the shares named next (those that have many here)
 -- Reply {ms until a request is free that is kept for another worker; 0 = none is, entry id, rid, class number, …}
 -- Why   The stream knows arrival only. An entry leaves the order and enters the pending list here, in one call, so it
 --       is never forgotten and never given to two. A request offered to another worker (its prefix is cached there) is
 --       kept for that one while it has room and the time is not up. Entries that the order does not know (another
 --       version's, or the index was lost) are put into it before anything is chosen. The same call sent again (its
---       reply was lost) gets the same answer.
+--       reply was lost) gets the same answer. The reserve lets a share that wants little begin at once although
+--       another one would fill every seat.
 -- @include _order
 
 local seat, consumer, nonce, prefix, seats = KEYS[1], ARGV[1], ARGV[2], ARGV[5], ARGV[6]
+local reserve, has_many, spared = tonumber(ARGV[7]), {}, false
+for i = 8, #ARGV do has_many[ARGV[i]] = true end
 local now = redis_ms()
-local MOST, WINDOW, BLOCKED, PASSES = 128, 8, 32, 8
+local MOST, WINDOW, BLOCKED, PASSES = 32, 8, 32, 8
 local PAGE, SCAN_EVERY, SCAN_AGAIN, SEAT_FRESH = 100, 10000, 1000, 3000
 
 local last = redis.call('HMGET', seat, 'nonce', 'reply')
@@ -35,7 +39,7 @@ local function mend(queue, load, entry, fields)
   local share, priority = m[5] or '', tonumber(m[6] or 0)
   local known = #rid == RID_LENGTH and m[1] == 'open' and m[2] == entry
   if known and redis.call('ZSCORE', beside(queue, PART.wait), waiting_member(share, priority, entry, rid)) then
-    enqueue(queue, load, share, priority, entry, rid) -- its share may have lost its turn
+    enqueue(queue, load, share, priority, entry, rid, true) -- its share may have lost its turn
     return false
   end
   if is_pending(queue, entry) then return false end
@@ -45,7 +49,7 @@ local function mend(queue, load, entry, fields)
   elseif m[3] ~= '' or m[7] ~= '0' then
     redis.call('XCLAIM', queue, GROUP, NOBODY, 0, entry, 'IDLE', OPEN_TTL, 'FORCE', 'JUSTID')
   else
-    enqueue(queue, load, share, priority, entry, rid)
+    enqueue(queue, load, share, priority, entry, rid, true)
   end
   return false
 end
@@ -167,7 +171,12 @@ local function take(class, queue, load, room)
     -- Shares that have only what is kept for others stay in front; whoever is served moves behind.
     local share = redis.call('ZRANGE', turn, blocked, blocked)[1]
     if not share then break end
-    local one = choose(queue, share)
+    local one = nil
+    if class == 1 and room <= reserve and has_many[share] then
+      spared = true
+    else
+      one = choose(queue, share)
+    end
     if one then
       room = room - (give(class, queue, load, one) or 0)
     elseif one == nil then
@@ -193,6 +202,8 @@ for i, full in ipairs({left <= 0 or taken >= MOST, batch_left <= 0 or taken >= M
     redis.call('DEL', bell)
   elseif full then
     ring(bell)
+  elseif spared and i == 1 then
+    ring(beside(queue, PART.spare))
   end
 end
 -- Not needed for safety, so a full Redis may refuse it: nothing was taken then, or this would not be the first write.

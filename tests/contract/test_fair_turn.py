@@ -121,6 +121,39 @@ async def test_batch_work_takes_only_the_room_it_is_given(queue: RequestQueue, m
     assert len(await worker.read(4, 1, batch=2)) == 2  # the interactive one uses room that batch might have had
 
 
+async def test_the_last_seats_are_kept_from_those_who_have_many(queue: RequestQueue, make_worker: MakeWorker) -> None:
+    for _ in range(6):
+        await submit(queue, share="flood")
+    worker = await make_worker()
+    limits = {"reserve": 2, "has_many": ["flood"]}
+
+    assert len(await worker.read(4, 1, **limits)) == 2  # type: ignore[arg-type]
+    assert await worker.read(2, 1, **limits) == []  # type: ignore[arg-type]
+    quiet = await submit(queue, share="quiet")
+    assert [entry.rid for entry in await worker.read(2, 1, **limits)] == [quiet.rid]  # type: ignore[arg-type]
+
+
+async def test_who_sleeps_on_a_reserve_hands_on_what_it_may_not_take(
+    queue: RequestQueue, make_worker: MakeWorker
+) -> None:
+    """The full one is woken first, and wakes the empty one, but not itself again and again."""
+    full, empty = await make_worker("full"), await make_worker("empty")
+    reading = asyncio.create_task(full.read(1, 60_000, reserve=1, has_many=["flood"]))
+    await eventually(lambda: _sleepers(queue._redis, 1))
+    other = asyncio.create_task(empty.read(8, 60_000))
+    await eventually(lambda: _sleepers(queue._redis, 2))
+
+    request = await submit(queue, share="flood")
+
+    async with asyncio.timeout(5):
+        assert await reading == []
+        assert [entry.rid for entry in await other] == [request.rid]
+    await submit(queue, share="flood")
+    await queue._redis.config_resetstat()
+    assert await full.read(1, 300, reserve=1, has_many=["flood"]) == []
+    assert (await queue._redis.info("commandstats"))["cmdstat_evalsha"]["calls"] <= 3
+
+
 async def test_a_nudge_ends_a_read_that_knows_too_little_room(queue: RequestQueue, make_worker: MakeWorker) -> None:
     worker = await make_worker()
     await submit(queue, klass="batch")
@@ -229,7 +262,7 @@ async def test_a_take_whose_reply_was_lost_gets_the_same_again(queue: RequestQue
         await submit(queue)
     worker = await make_worker()
     waiting = worker._waiting
-    args = ["w1", "nonce", 2, 2, *waiting._prefixes]
+    args = ["w1", "nonce", 2, 2, *waiting._prefixes, 0]
 
     first = await TAKE(worker._redis, waiting._names, args)
 

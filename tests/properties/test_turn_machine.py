@@ -61,6 +61,8 @@ class TurnMachine(RuleBasedStateMachine):
         self.floor = 0.0
         self.waiting: dict[str, list[GenerateRequest]] = {name: [] for name in WEIGHTS}
         """In the order in which they must come."""
+        self.without_turn: set[str] = set()
+        """Shares whose turn was lost with the index: if they send or end something before it is back, they start anew."""
         self.given: set[str] = set()
         self.ended: set[str] = set()
 
@@ -91,8 +93,9 @@ class TurnMachine(RuleBasedStateMachine):
                 priority=priority,
             )
             assert self.run(self.pod.submit(request, max_waiting=10_000, max_waiting_tokens=10**9)).created
-            if not self.waiting[share]:
+            if not self.waiting[share] or share in self.without_turn:
                 self.shares[share].virtual = max(self.shares[share].virtual, self.floor)
+                self.without_turn.discard(share)
             self.waiting[share].append(request)
             self.waiting[share].sort(key=lambda one: one.priority)  # stable: then by arrival
 
@@ -100,6 +103,7 @@ class TurnMachine(RuleBasedStateMachine):
     def take(self, which: int, room: int) -> Any:
         worker, taken = self.workers[which], []
         entries = self.run(worker.read(room, 0))
+        self.without_turn.clear()
         for entry in entries:
             assert entry.rid not in self.given, "given twice"
             self.given.add(entry.rid)
@@ -137,7 +141,7 @@ class TurnMachine(RuleBasedStateMachine):
         item = Commit(one.acquired.claim, 0, record, True, request.prompt_tokens, completion, found)
         assert [reply.kind for reply in self.run(one.worker.commit([item]))] == [ReplyKind.OK]
         share = self.shares[request.share]
-        if not self.waiting[request.share]:
+        if not self.waiting[request.share] or request.share in self.without_turn:
             share.virtual = max(share.virtual, self.floor)
         real = request.prompt_tokens - found + completion
         share.virtual = max(0.0, share.virtual + (real - one.charged) / WEIGHTS[request.share])
@@ -154,6 +158,8 @@ class TurnMachine(RuleBasedStateMachine):
         """Arrival and virtual times are kept elsewhere, so the order that comes back is the same."""
         names = [keys.wait_key(*PLACE), keys.turn_key(*PLACE)]
         self.run(self.redis.delete(*names[: 1 if lost == "wait" else 2]))
+        if lost == "both":
+            self.without_turn = {name for name, queue in self.waiting.items() if queue}
 
     @invariant()
     def every_request_is_somewhere(self) -> None:

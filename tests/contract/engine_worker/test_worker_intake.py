@@ -116,7 +116,7 @@ async def test_batch_work_waits_in_the_queue_until_a_seat_is_free_and_then_begin
         state = await RequestQueue(redis).state(batch.rid)
         assert state is not None
         assert state.epoch == 0
-        assert running.worker._intake.batch_slots <= 0
+        assert running.worker._intake.empty_slots <= 0
         for request in [*long, batch]:
             await finished(redis, request.rid)
 
@@ -135,3 +135,38 @@ async def test_a_worker_tells_which_prompts_it_has_cached(redis: Redis, redis_ur
     async with running_worker(redis_url, tiny, worker_id="silent", enable_prefix_caching=False):
         await ask(redis, make_request(prompts=(prompt,), max_tokens=1))
         assert await redis.exists("hr:prefixes:silent") == 0
+
+
+async def test_who_wants_little_begins_at_once_beside_a_flood(redis: Redis, redis_url: str, tiny: LoadedModel) -> None:
+    """Without waiting for one of the flood's answers to end, and those lose nothing by giving way."""
+    async with running_worker(redis_url, tiny, max_num_seqs=4, fault=SLOW) as running:
+        await ask(redis, make_request(share="quiet", max_tokens=1))
+        flood = [make_request(share="flood", max_tokens=100) for _ in range(10)]
+        for request in flood:
+            await submit(redis, request)
+        await eventually(lambda: running.engine.stats().running == 4)
+
+        quiet = [make_request(share="quiet", max_tokens=3) for _ in range(2)]
+        for request in quiet:
+            await submit(redis, request)
+        for request in quiet:
+            await finished(redis, request.rid)
+
+        states = [await RequestQueue(redis).state(request.rid) for request in flood]
+        assert [state is not None and state.state for state in states] == ["open"] * 10
+        answers = [await finished(redis, request.rid, timeout=60) for request in flood]
+        assert len({tuple(answer.tokens()) for answer in answers}) == 1
+
+
+async def test_a_share_that_is_alone_has_every_seat_and_yields_none(
+    redis: Redis, redis_url: str, tiny: LoadedModel
+) -> None:
+    async with running_worker(redis_url, tiny, max_num_seqs=4, fault=SLOW) as running:
+        requests = [make_request(share="alone", max_tokens=40) for _ in range(6)]
+        for request in requests:
+            await submit(redis, request)
+        await eventually(lambda: running.engine.stats().running == 4)
+        assert running.worker.outbox.num_yielding() == 0
+        for request in requests:
+            await finished(redis, request.rid)
+        assert running.engine.stats().counters["preemptions"] == 0
