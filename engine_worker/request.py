@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shared.grammars.backend import TokenMatcher
 from shared.params import SamplingParams
@@ -112,9 +112,11 @@ class PromptLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """What one step did for one request: a token, an end, or both. Handed to the outbox, which owns text and Redis."""
+class TokenEvent(NamedTuple):
+    """What one step did for one request: a token, an end, or both. Handed to the outbox, which owns text and Redis.
+
+    A tuple because each running request makes one in every step, at a third of a frozen dataclass's cost.
+    """
 
     request_id: str
     token_id: int | None = None

@@ -39,6 +39,7 @@ class Drawer:
 
     def __init__(self) -> None:
         self._scratch = torch.empty(0)
+        self._host = host.Drawing()
 
     def draw(
         self,
@@ -49,11 +50,10 @@ class Drawer:
         positions: Sequence[int],
     ) -> list[int]:
         """logits float32 [R, V] (finite or -inf), peak [R, 1] their maxima (finite) -> R token ids."""
-        weights = self._weights(logits, peak, params)
         unit = uniform(seeds, positions)
         if logits.device.type == "cpu":
-            return host.draw(weights, params, logits.shape[1], unit)
-        return self._draw_on_device(weights, params, logits.shape[1], unit)
+            return host.draw(self._host.weights(logits, peak, params), params, logits.shape[1], unit)
+        return self._draw_on_device(self._weights(logits, peak, params), params, logits.shape[1], unit)
 
     def _draw_on_device(
         self, weights: Tensor, params: Sequence[SamplingParams], vocab_size: int, unit: NDArray[np.float64]

@@ -1,7 +1,7 @@
-"""Drawing on a CPU: the passes over the vocabulary are torch's, what is left of them is numpy's.
+"""Drawing on a CPU, with numpy: one thread does it in a millisecond, torch's pool may wait longer than that for a core.
 
 Rows with filters are cut down to a few hundred candidates first: nothing of the vocabulary's length is ever sorted.
-Small arrays never go through torch, whose thread pool may wait for a core that other programs have.
+A row's numbers go through the same operations whatever the batch: what it draws depends on itself alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shared.params import SamplingParams
 
-__all__ = ["CHUNK", "argmax", "draw"]
+__all__ = ["CHUNK", "Drawing", "argmax", "draw"]
 
 CHUNK = 256
 """Weights are padded to multiples of this."""
@@ -30,35 +30,49 @@ def argmax(logits: Tensor) -> NDArray[np.int64]:
     return best
 
 
-def draw(weights: Tensor, params: Sequence[SamplingParams], vocab_size: int, unit: NDArray[np.float64]) -> list[int]:
+class Drawing:
+    """Keeps one scratch buffer of [rows, vocabulary], so that a step allocates nothing large."""
+
+    def __init__(self) -> None:
+        self._scratch: Floats = np.empty(0, dtype=np.float32)
+
+    def weights(self, logits: Tensor, peak: Tensor, params: Sequence[SamplingParams]) -> Floats:
+        """exp((logits - peak) / temperature), the best token's weight being 1, padded with zeros to whole chunks."""
+        num_rows, vocab_size = logits.shape
+        width = -(-vocab_size // CHUNK) * CHUNK
+        if len(self._scratch) < num_rows * width:
+            self._scratch = np.empty(num_rows * width, dtype=np.float32)
+        weights = self._scratch[: num_rows * width].reshape(num_rows, width)
+        weights[:, vocab_size:] = 0.0
+        body = weights[:, :vocab_size]
+        np.subtract(logits.numpy(), peak.numpy(), out=body)
+        if any(p.temperature != 1.0 for p in params):
+            np.divide(body, np.array([[p.temperature] for p in params], dtype=np.float32), out=body)
+        np.exp(body, out=body)
+        return weights
+
+
+def draw(weights: Floats, params: Sequence[SamplingParams], vocab_size: int, unit: NDArray[np.float64]) -> list[int]:
     """weights float32 [R, W], best token's 1, zeros from `vocab_size` on; unit [R] in [0, 1) -> a token per row."""
-    chunks = weights.view(len(params), -1, CHUNK)
-    sums = chunks.sum(-1).numpy().astype(np.float64)
+    sums: NDArray[np.float64] = weights.reshape(len(params), -1, CHUNK).sum(-1).astype(np.float64)
     limits = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
-    # The k-th largest of the chunks' maxima is a lower bound of the k-th largest weight.
-    peaks = chunks.amax(-1).numpy() if any(limits) else None
-    rows: Floats = weights.numpy()
-    tokens = []
-    for i, (one, limit) in enumerate(zip(params, limits, strict=True)):
-        if not limit and one.top_p >= 1.0 and one.min_p <= 0.0:
-            tokens.append(_invert(rows[i], sums[i], unit[i]))
-            continue
-        total = float(sums[i].sum())
-        if limit:
-            assert peaks is not None
-            least = _rank_bound(rows[i, :vocab_size], peaks[i], limit)
+    filtered = [i for i, p in enumerate(params) if limits[i] or p.top_p < 1.0 or p.min_p > 0.0]
+    tokens = _invert(weights, sums, unit)
+    for i in filtered:
+        row, one, total = weights[i, :vocab_size], params[i], float(sums[i].sum())
+        if limits[i]:
+            least = _rank_bound(row, weights[i].reshape(-1, CHUNK), limits[i])
         else:
             # All tokens below it together have less than what top_p cuts off.
             least = _SAFE * (1.0 - one.top_p) * total / vocab_size if one.top_p < 1.0 else one.min_p
-        tokens.append(_draw_filtered(rows[i, :vocab_size], one, limit, least, total, unit[i]))
+        tokens[i] = _draw_filtered(row, one, limits[i], least, total, unit[i])
     return tokens
 
 
-def _rank_bound(row: Floats, peaks: Floats, limit: int) -> float:
-    """At least `limit` weights of the row are this large."""
-    if limit <= len(peaks):
-        return float(np.partition(peaks, len(peaks) - limit)[len(peaks) - limit])
-    return float(np.partition(row, len(row) - limit)[len(row) - limit])
+def _rank_bound(row: Floats, chunks: Floats, limit: int) -> float:
+    """At least `limit` weights of the row are this large: as many chunks have a maximum that is."""
+    of = chunks.max(-1) if limit <= len(chunks) else row
+    return float(np.partition(of, len(of) - limit)[len(of) - limit])
 
 
 def _draw_filtered(
@@ -85,16 +99,27 @@ def _smallest_kept(values: Floats, limit: int, top_p: float, total: float) -> fl
     return float(best[max(int(np.count_nonzero(wanted)), 1) - 1])
 
 
-def _invert(row: Floats, sums: NDArray[np.float64], unit: np.float64) -> int:
-    """First token at which the running sum of weights exceeds `unit` of the total; never one of weight zero.
+def _invert(weights: Floats, sums: NDArray[np.float64], unit: NDArray[np.float64]) -> list[int]:
+    """First token of each row at which the running sum of weights exceeds `unit` of the total, never one of weight 0.
 
     Two levels: running sums of chunks find the chunk, the chunk's own running sum finds the token.
     """
-    outer = sums.cumsum()
-    target = unit * outer[-1]
-    chunk = _first_above(outer, target)
-    inside = row[chunk * CHUNK : (chunk + 1) * CHUNK].cumsum(dtype=np.float64)
-    return chunk * CHUNK + _first_above(inside, target - (outer[chunk - 1] if chunk else 0.0))
+    rows = np.arange(len(unit))
+    outer = sums.cumsum(-1)
+    target = unit * outer[:, -1]
+    chunk = _first_above_each(outer, target)
+    before = np.where(chunk > 0, outer[rows, chunk - 1], 0.0)
+    inside = weights.reshape(len(unit), -1, CHUNK)[rows, chunk].cumsum(-1, dtype=np.float64)
+    tokens: list[int] = (chunk * CHUNK + _first_above_each(inside, target - before)).tolist()
+    return tokens
+
+
+def _first_above_each(running: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.int64]:
+    """As `_first_above`, for each row."""
+    above = (running <= target[:, None]).sum(-1)
+    last = (running < running[:, -1:]).sum(-1)
+    first: NDArray[np.int64] = np.minimum(above, last)
+    return first
 
 
 def _first_above(running: NDArray[np.float64], target: np.float64) -> int:

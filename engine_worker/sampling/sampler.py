@@ -54,7 +54,7 @@ class Sampler:
         logits = logits.contiguous()
         with_logprobs = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
         # Reported probabilities are the model's own: copied before anything is adjusted.
-        untouched = logits[with_logprobs] if with_logprobs else None
+        untouched = _rows(logits, with_logprobs) if with_logprobs else None
         self._masks.keep(logits, rows)
         self._adjuster.adjust(logits, rows)
         self._masks.apply(logits, rows)
@@ -75,7 +75,7 @@ class Sampler:
         if not drawing:
             return
         if len(drawing) < len(rows):
-            logits, peak = logits[drawing], peak[drawing]
+            logits, peak = _rows(logits, drawing), _rows(peak, drawing)
         chosen = [rows[i] for i in drawing]
         drawn = self._drawer.draw(
             logits,
@@ -86,6 +86,11 @@ class Sampler:
         )
         for i, token in zip(drawing, drawn, strict=True):
             tokens[i] = token
+
+
+def _rows(x: Tensor, indices: Sequence[int]) -> Tensor:
+    """x [R, …] -> [len(indices), …]."""
+    return torch.from_numpy(x.numpy()[indices]) if x.device.type == "cpu" else x[indices]
 
 
 def _best(logits: Tensor) -> tuple[list[int], Tensor]:

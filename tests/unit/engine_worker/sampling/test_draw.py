@@ -116,9 +116,10 @@ def test_a_device_draws_what_the_host_draws(spread: float) -> None:
     params = [choices[i % len(choices)] for i in range(60)]
     peak = logits.max(-1, keepdim=True).values
     drawer = Drawer()
-    weights = drawer._weights(logits, peak, params).clone()
+    weights = host.Drawing().weights(logits, peak, params)
+    torch.testing.assert_close(torch.from_numpy(weights), drawer._weights(logits, peak, params), rtol=1e-6, atol=0)
     unit = np.random.default_rng(1).random(60)
-    on_device = drawer._draw_on_device(weights.clone(), params, 1500, unit)
+    on_device = drawer._draw_on_device(torch.from_numpy(weights).clone(), params, 1500, unit)
     assert on_device == host.draw(weights, params, 1500, unit)
 
 
