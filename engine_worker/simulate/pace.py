@@ -11,7 +11,7 @@ __all__ = ["Pace"]
 
 _MAX_ROUNDS = 64
 _DEBT_S = 0.5
-"""Lost time beyond one round's that is made up for: a machine too slow for the pace must not run up an endless burst."""
+"""Lost time beyond one round's that is made up for: a machine too slow for the pace runs up no endless burst."""
 _SHORTEST_WAIT_S = 0.001
 """Rounds closer together than this come several at once."""
 
