@@ -88,8 +88,9 @@ def scene(shared_scene: Scene) -> Iterator[Scene]:
 
 
 @asynccontextmanager
-async def streaming(scene: Scene, expected: list[Expected]) -> AsyncIterator[list[Outcome]]:
-    """All streams are under way in the block, some in the queue; at its end each is exact, on its one connection."""
+async def streaming(scene: Scene, expected: list[Expected], *, others: int = 0) -> AsyncIterator[list[Outcome]]:
+    """All streams are under way in the block, some in the queue; at its end each is exact, on its one connection.
+    `others`: requests at most that the block itself sends."""
     books, outcomes = Books.open(scene.server), [Outcome() for _ in expected]
     running = asyncio.create_task(follow_all(scene.urls, expected, outcomes=outcomes))
     try:
@@ -101,7 +102,7 @@ async def streaming(scene: Scene, expected: list[Expected]) -> AsyncIterator[lis
         running.cancel()
     assert_exact(expected, done)
     assert [o.reconnects for o in outcomes] == [0] * len(outcomes), "a pod ended a stream that could go on"
-    await books.settle(outcomes)
+    await books.settle(outcomes, others=others)
 
 
 async def refused(url: str) -> float:
@@ -222,7 +223,7 @@ async def test_rd_29_a_redis_that_dies_and_comes_back_is_a_pause_and_a_503(
 
 async def test_a_restart_of_redis_that_is_over_soon_refuses_nobody(scene: Scene, oracle: Oracle) -> None:
     """Neither running streams nor requests that come meanwhile."""
-    async with streaming(scene, await oracle.expected(STREAMS, TOKENS)):
+    async with streaming(scene, await oracle.expected(STREAMS, TOKENS), others=2):
         scene.server.kill()
         newcomer = asyncio.create_task(accepted(scene, 20))
         answered, _ = await asyncio.wait([newcomer], timeout=0.3)
