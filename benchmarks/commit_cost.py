@@ -100,7 +100,7 @@ async def measure(bench: Bench, records: int, calls: int) -> tuple[float, float,
     """Server time per record in microseconds: of token records, median and lowest tenth, and of terminal ones."""
     tokens: list[int] = []
     terminal: list[int] = []
-    rounds = max(1, calls // (10 * records))
+    rounds = max(10, calls // (10 * records))
     for _ in range(rounds):
         async with AsyncExitStack() as stack:
             running = await bench.begin(records, stack)
