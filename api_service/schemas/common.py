@@ -193,6 +193,8 @@ class GenerationBody(QueuedBody):
         "spaces_between_special_tokens": (True,),
         "logits_processors": ([],),
         "kv_transfer_params": (),
+        "guided_whitespace_pattern": (),
+        "structural_tag": (),
     }
 
     def check_stream_options(self) -> None:

@@ -20,17 +20,18 @@ try:
 except ImportError:  # a machine that only computes
     llguidance = None  # type: ignore[assignment]
 
-__all__ = ["MAX_WHITESPACE", "GrammarError", "TokenMatcher", "fill_masks", "grammar_text", "limits", "llguidance"]
+__all__ = ["MAX_INDENT", "GrammarError", "TokenMatcher", "fill_masks", "grammar_text", "limits", "llguidance"]
 
-MAX_WHITESPACE = 8
-"""Characters of white space between two JSON tokens; without a bound a model may write nothing else."""
+MAX_INDENT = 8
+"""White space between two JSON tokens is one or two spaces, or a line break and so many blanks at most. Without a bound
+a model may write nothing else, and with a wide one small models spend their tokens on empty lines."""
 _MESSAGE_LENGTH = 300
 
 _JSON_OPTIONS: dict[str, Any] = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": True,
-    "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}",
+    "whitespace_pattern": rf"\x20{{1,2}}|\x0A[\x20\x09]{{0,{MAX_INDENT}}}",
     "coerce_one_of": False,
     "lenient": False,
 }

@@ -90,7 +90,7 @@ def test_str_05_white_space_is_bounded_and_the_answer_ends(client: httpx.Client)
     text, finish = content(response)
     assert finish == "stop"
     assert isinstance(json.loads(text)["a"], bool)
-    assert not re.search(r"\s{9,}", text)
+    assert not re.search(r"\s{10,}|\n\s*\n| {9,}", text)
     assert text == text.rstrip()
     assert response.json()["usage"]["completion_tokens"] < 256
 
@@ -132,11 +132,8 @@ def test_several_choices_have_a_grammar_each(client: httpx.Client) -> None:
     assert all(isinstance(json.loads(text)["a"], bool) for text in texts)
 
 
-def test_no_token_left_is_an_error_of_that_request_alone(client: httpx.Client) -> None:
-    banned = {"32": -100}
-    response = ask(client, guided_regex="A", logit_bias={"49": -100, **banned}, max_tokens=4)
-    assert response.status_code in (200, 500)
-    assert content(ask(client, guided_regex="A", max_tokens=4))[0] == "A"
+def test_the_grammar_wins_over_a_ban_that_leaves_nothing_of_it(client: httpx.Client) -> None:
+    assert content(ask(client, guided_regex="A", logit_bias={"49": -100}, max_tokens=4)) == ("A", "stop")
 
 
 def _follows(client: httpx.Client, seeds: range) -> int:
@@ -155,9 +152,9 @@ def _follows(client: httpx.Client, seeds: range) -> int:
 
 
 def test_random_schemas_are_followed(client: httpx.Client) -> None:
-    assert _follows(client, range(12)) >= 8
+    assert _follows(client, range(12)) >= 10
 
 
 @pytest.mark.soak
 def test_200_random_schemas_are_followed(client: httpx.Client) -> None:
-    assert _follows(client, range(200)) >= 160
+    assert _follows(client, range(200)) >= 190
