@@ -47,23 +47,36 @@ inline int64_t act_stride(Act kind, int64_t padded) {
   return bytes % 1024 == 0 ? bytes + 64 : bytes;
 }
 
-inline int32_t quantize_span(const float* x, int64_t count, float inverse, int8_t* out) {
+// Nearest integers of x, which are in int8's range, also stored as such.
+inline vi store_rounded(vf x, int8_t* out) {
+#if defined(__AVX512F__)
+  const __m512i q = _mm512_cvtps_epi32((__m512)x);
+  _mm_storeu_si128((__m128i*)out, _mm512_cvtepi32_epi8(q));
+  return (vi)q;
+#else
   typedef int8_t vb __attribute__((vector_size(VL)));
+  const vi q = __builtin_convertvector(round_even(x), vi);
+  store_as(out, __builtin_convertvector(q, vb));
+  return q;
+#endif
+}
+
+inline int32_t quantize_span(const float* x, int64_t count, float inverse, int8_t* out) {
   vi sum = {};
-  for (int64_t i = 0; i < count; i += VL) {
-    const vi q = __builtin_convertvector(round_even(load(x + i) * inverse), vi);
-    sum += q;
-    store_as(out + i, __builtin_convertvector(q, vb));
-  }
+  for (int64_t i = 0; i < count; i += VL) sum += store_rounded(load(x + i) * inverse, out + i);
   int32_t total = 0;
   for (int i = 0; i < VL; ++i) total += sum[i];
   return total;
 }
 
+// count: a multiple of 32, for two chains of maxima side by side.
 inline float largest_magnitude(const float* x, int64_t count) {
-  vf largest = {};
-  for (int64_t i = 0; i < count; i += VL) largest = vmax(largest, vabs(load(x + i)));
-  return max_lanes(largest);
+  vf even = {}, odd = {};
+  for (int64_t i = 0; i < count; i += 2 * VL) {
+    even = vmax(even, vabs(load(x + i)));
+    odd = vmax(odd, vabs(load(x + i + VL)));
+  }
+  return max_lanes(vmax(even, odd));
 }
 
 // Stores one row given as float32 [padded], zeros past depth. May use x up.

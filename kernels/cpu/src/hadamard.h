@@ -30,38 +30,39 @@ inline vf rotate_lanes(vf v) {
   }
 }
 
-// One stage between values `span` apart, or two at once where there are two left: memory is passed over half as often.
-inline void rotate_pairs(float* x, int64_t block, int64_t span) {
-  for (int64_t i = 0; i < block; i += 2 * span) {
-    for (int64_t j = i; j < i + span; j += VL) {
-      const vf a = load(x + j), b = load(x + j + span);
-      store(x + j, a + b);
-      store(x + j + span, a - b);
-    }
-  }
-}
-inline void rotate_fours(float* x, int64_t block, int64_t span) {
-  for (int64_t i = 0; i < block; i += 4 * span) {
-    for (int64_t j = i; j < i + span; j += VL) {
-      const vf a = load(x + j), b = load(x + j + span), c = load(x + j + 2 * span), d = load(x + j + 3 * span);
-      const vf ab = a + b, ba = a - b, cd = c + d, dc = c - d;
-      store(x + j, ab + cd);
-      store(x + j + span, ba + dc);
-      store(x + j + 2 * span, ab - cd);
-      store(x + j + 3 * span, ba - dc);
-    }
-  }
+// Two stages at once, between vectors.
+inline void rotate_fours(vf* v) {
+  const vf ab = v[0] + v[1], ba = v[0] - v[1], cd = v[2] + v[3], dc = v[2] - v[3];
+  v[0] = ab + cd;
+  v[1] = ba + dc;
+  v[2] = ab - cd;
+  v[3] = ba - dc;
 }
 
-// In place, and its own inverse.
+// In place, and its own inverse. Memory is passed over once for every two stages.
 inline void rotate_row(float* row, int64_t padded) {
   const int64_t block = rotation_block(padded);
   const float factor = 1.0f / std::sqrt(float(block));
+  vf v[4];
   for (float* x = row; x < row + padded; x += block) {
-    for (int64_t i = 0; i < block; i += VL) store(x + i, rotate_lanes(load(x + i) * factor));
-    int64_t span = VL;
-    for (; span * 4 <= block; span *= 4) rotate_fours(x, block, span);
-    if (span < block) rotate_pairs(x, block, span);
+    for (int64_t i = 0; i < block; i += 4 * VL) {
+      for (int p = 0; p < 4; ++p) v[p] = rotate_lanes(load(x + i + p * VL) * factor);
+      rotate_fours(v);
+      for (int p = 0; p < 4; ++p) store(x + i + p * VL, v[p]);
+    }
+    int64_t span = 4 * VL;
+    for (; span * 4 <= block; span *= 4) {
+      for (int64_t i = 0; i < block; i += i % span + VL == span ? 3 * span + VL : VL) {
+        for (int p = 0; p < 4; ++p) v[p] = load(x + i + p * span);
+        rotate_fours(v);
+        for (int p = 0; p < 4; ++p) store(x + i + p * span, v[p]);
+      }
+    }
+    for (int64_t i = 0; span < block && i < block; i += i % span + VL == span ? span + VL : VL) {
+      const vf a = load(x + i), b = load(x + i + span);
+      store(x + i, a + b);
+      store(x + i + span, a - b);
+    }
   }
 }
 
