@@ -155,12 +155,14 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   ws.attention.clear();
   ws.merges.clear();
   ws.partial_floats = 0;
+  // Decodes too go to tiles where these are no slower, and in invariant mode: then a token does not notice whether it is
+  // computed alone or in a prompt.
+  const bool all_tiled = ws.invariant || (HAS_AMX && step.dtype == HR_BF16);
   const bool split = step.num_rows * step.num_kv_heads < ENOUGH_TASKS * ws.threads;
   for (int32_t row = 0; row < step.num_rows; ++row) {
-    if (step.query_start[row + 1] - step.query_start[row] == 1 && !ws.invariant) {
+    if (step.query_start[row + 1] - step.query_start[row] == 1 && !all_tiled) {
       plan_decode(ws, step, row, group);
     } else {
-      // In invariant batches decodes too: a token must not notice whether it is computed alone or in a prompt.
       plan_tiles(ws, step, row, group, split);
     }
   }

@@ -129,9 +129,21 @@ void decode_heads(const AttentionCall& call, const AttentionTask& task, const A*
     job.top[h] = -std::numeric_limits<float>::infinity();
     job.total[h] = 0.0f;
   }
-  Slots slots(step, task.row, task.first_key, task.kv_head);
+  Slots slots(step, task.row, task.first_key, task.kv_head), ahead = slots;
+  // The block from `first` on, into the cache.
+  const auto fetch = [&](int64_t first) {
+    for (int64_t j = first; j < task.last_key && j < first + KEY_BLOCK; ++j) {
+      const int64_t offset = ahead.next();
+      for (int64_t d = 0; d < dim; d += 64 / int64_t(sizeof(S))) {
+        __builtin_prefetch((const S*)step.keys[call.layer] + offset + d);
+        __builtin_prefetch((const S*)step.values[call.layer] + offset + d);
+      }
+    }
+  };
+  fetch(task.first_key);
   for (int64_t first = task.first_key; first < task.last_key; first += KEY_BLOCK) {
     job.count = task.last_key - first < KEY_BLOCK ? task.last_key - first : KEY_BLOCK;
+    fetch(first + KEY_BLOCK);
     for (int64_t j = 0; j < job.count; ++j) {
       const int64_t offset = slots.next();
       job.keys[j] = (const S*)step.keys[call.layer] + offset;
@@ -140,8 +152,6 @@ void decode_heads(const AttentionCall& call, const AttentionTask& task, const A*
         job.key_scales[j] = step.key_scales[call.layer][offset / dim];
         job.value_scales[j] = step.value_scales[call.layer][offset / dim];
       }
-      __builtin_prefetch(job.keys[j]);
-      __builtin_prefetch(job.values[j]);
     }
     for (int64_t j = job.count; j < KEY_BLOCK; ++j) job.key_scales[j] = job.value_scales[j] = 0.0f;
     for (int64_t j = 0; j < job.count; j += VL) dot_keys<A, S, HEADS, FULL>(job, j, padded);

@@ -1,0 +1,103 @@
+"""What `--batch-invariant` costs: CPU time of whole steps of the real model, with and without it, alternating.
+
+Runs on one thread, so that CPU time leaves out what other processes took. Figures are medians over rounds.
+
+    python -m benchmarks.batch_invariance [--dtype bfloat16] [--quantization none] [--kv-cache-dtype auto] [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine_worker.models.base import LoadedModel
+from engine_worker.models.loading.loader import load
+from kernels.ops import BatchLayout, KVCache
+from tests.support.paged import Row, make_layout
+
+BLOCK = 16
+BATCHES: dict[str, list[tuple[int, int]]] = {
+    "1 decode at 200": [(1, 200)],
+    "1 decode at 4000": [(1, 4000)],
+    "8 decodes at 400": [(1, 400)] * 8,
+    "32 decodes at 400": [(1, 400)] * 32,
+    "64 decodes at 400": [(1, 400)] * 64,
+    "prefill 512": [(512, 512)],
+    "prefill 512 at 4000": [(512, 4000)],
+    "32 decodes + prefill 256": [(1, 400)] * 32 + [(256, 1024)],
+}
+
+
+def _layout(rows: Sequence[tuple[int, int]]) -> BatchLayout:
+    """(new tokens, length) each, blocks in order."""
+    made, first = [], 0
+    for new, length in rows:
+        count = -(-length // BLOCK)
+        made.append(Row(length - new, new, range(first, first + count)))
+        first += count
+    return make_layout(made, BLOCK)
+
+
+def _step(loaded: LoadedModel, layout: BatchLayout, cache: KVCache) -> Callable[[], None]:
+    """One step over the batch, logits of each row's last token."""
+    token_ids = torch.arange(layout.num_tokens) % 1000
+    last = layout.query_start[1:].long() - 1
+
+    def run() -> None:
+        hidden = loaded.model.forward(token_ids, layout, cache)
+        loaded.model.compute_logits(hidden.index_select(0, last))
+
+    return run
+
+
+def _median_ms(runs: Sequence[Callable[[], None]], rounds: int) -> list[float]:
+    """CPU milliseconds of each, alternating."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for run, own in zip(runs, times, strict=True):
+            start = time.thread_time()
+            run()
+            own.append((time.thread_time() - start) * 1e3)
+    return [statistics.median(own) for own in times]
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    plain, invariant = (
+        load(
+            args.model,
+            dtype=args.dtype,
+            device="cpu",
+            quantization=args.quantization,
+            kv_cache_dtype=args.kv_cache_dtype,
+            batch_invariant=flag,
+        )
+        for flag in (False, True)
+    )
+    print(f"{plain.name}, {plain.kernels}, {args}")
+    blocks = max(sum(-(-length // BLOCK) for _, length in rows) for rows in BATCHES.values())
+    cache = plain.model.new_kv_cache(blocks, BLOCK)
+    for pages in (*cache.layers, *cache.scales):
+        for page in pages:
+            page.copy_(torch.randn(page.shape) * (20 if page.dtype is torch.int8 else 1))
+    for name, rows in BATCHES.items():
+        layout = _layout(rows)
+        off, on = _median_ms([_step(loaded, layout, cache) for loaded in (plain, invariant)], args.rounds)
+        print(f"{name:26s} off {off:8.2f} ms   on {on:8.2f} ms   ratio {on / off:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
