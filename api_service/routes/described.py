@@ -26,17 +26,23 @@ _DESCRIPTIONS = {
     401: "No valid API key.",
     404: "No such model, or nothing of this name.",
     405: "The path exists, the method does not.",
-    408: "The deadline of the request passed before it was started.",
+    408: "The request did not arrive in time, or its deadline passed before it was started.",
     410: "The stream has ended and is no longer kept.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "The queue is full.",
+    429: "The queue is full, or the caller's own limit is reached.",
+    431: "The headers are too large.",
     499: "The request was cancelled.",
     500: "The server failed on this request.",
     503: "Redis or a worker cannot be reached, or the server is full or shutting down.",
 }
 _RETRY_AFTER = {429, 503}
-_EVERYWHERE: Sequence[type[errors.HeadraceError]] = (errors.BodyTooLarge, errors.EngineFailure)
+_EVERYWHERE: Sequence[type[errors.HeadraceError]] = (
+    errors.BodyTooLarge,
+    errors.EngineFailure,
+    errors.HeadersTooLarge,
+    errors.RequestTimeout,
+)
 GENERATION_ERRORS: Sequence[type[errors.HeadraceError]] = (
     errors.InvalidRequest,
     errors.ModelNotFound,

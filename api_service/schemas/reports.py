@@ -28,7 +28,13 @@ _EXACT = ConfigDict(extra="forbid")
 class ErrorDetails(TypedDict):
     message: str
     type: Literal[
-        "invalid_request_error", "rate_limit_error", "timeout_error", "server_error", "service_unavailable_error"
+        "invalid_request_error",
+        "rate_limit_error",
+        "requests",
+        "tokens",
+        "timeout_error",
+        "server_error",
+        "service_unavailable_error",
     ]
     param: str | None
     code: str

@@ -14,6 +14,7 @@ from api_service.schemas.common import Body, parse
 from api_service.schemas.completion import CompletionRequest
 from api_service.schemas.embedding import EmbeddingRequest
 from api_service.settings import Settings
+from shared.errors import ERRORS_BY_CODE
 from tests.unit.api_service.test_surface import NOWHERE, make_app, paths_of
 
 PUBLIC = {"/health", "/ready", "/metrics"}
@@ -46,6 +47,15 @@ def test_every_refusal_has_openais_body_and_every_answer_a_request_id() -> None:
             if int(status) >= 400 and path != "/ready":
                 schema = response["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorBody"}, (path, status)
+
+
+def test_no_error_of_ours_is_missing() -> None:
+    whole = document(api_key="sk-1")
+    types = whole["components"]["schemas"]["ErrorDetails"]["properties"]["type"]["enum"]
+    statuses = {int(status) for _, _, operation in operations(whole) for status in operation["responses"]}
+    for error in ERRORS_BY_CODE.values():
+        assert error.status in statuses, error
+        assert error.type in types, error
 
 
 def test_the_key_is_asked_for_where_one_is_set_but_not_by_the_probes() -> None:
