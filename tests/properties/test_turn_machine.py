@@ -62,7 +62,7 @@ class TurnMachine(RuleBasedStateMachine):
         self.waiting: dict[str, list[GenerateRequest]] = {name: [] for name in WEIGHTS}
         """In the order in which they must come."""
         self.without_turn: set[str] = set()
-        """Shares whose turn was lost with the index: if they send or end something before it is back, they start anew."""
+        """Shares whose turn was lost: if they send or end anything before it is back, they start anew."""
         self.given: set[str] = set()
         self.ended: set[str] = set()
 
