@@ -18,12 +18,11 @@ from shared.claim import Acquired, Claim, Commit, CommitReply, Entry, RenewReply
 from shared.held import HeldRequests
 from shared.messages import decode_request
 from shared.pending import PendingEntries
-from shared.queue import log_page
+from shared.queue import read_whole_log
 from shared.waiting import Room, WaitingEntries
 
 __all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
 
-_LOG_PAGE = 1000
 _OWN_LIMIT = 1000
 _GONE_CONSUMER_MS = 600_000
 _SHY_LEASES = 10
@@ -269,7 +268,7 @@ class ClaimQueue:
                 return None
             epoch, next_seq, tries, body = values
             claim = Claim(rid, entry.entry_id, entry.queue, epoch)
-            records = await self._read_log(rid, next_seq)
+            records = await read_whole_log(self._redis, rid, next_seq)
             try:
                 request = decode_request(body)
             except msgspec.DecodeError:
@@ -290,13 +289,3 @@ class ClaimQueue:
         args: list[scripts.Arg] = [rid, entry.entry_id, self._consumer, self._instance, nonce]
         args += [self._lease_ms, self._max_tries, self._retention_ms]
         return names, [*args, keys.channel_name(rid), keys.ledger_prefix(self._shard)]
-
-    async def _read_log(self, rid: str, next_seq: int) -> list[bytes]:
-        """The whole log in pages: nobody else can write it now, and one huge reply would stall everybody."""
-        records: list[bytes] = []
-        while len(records) < next_seq:
-            rows = await self._redis.xrange(keys.log_key(rid), min=f"{len(records) + 1}-0", max="+", count=_LOG_PAGE)
-            if not rows:
-                break
-            records += log_page(rows)
-        return records

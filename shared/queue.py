@@ -28,9 +28,11 @@ __all__ = [
     "Submitted",
     "TenantUse",
     "log_page",
+    "read_whole_log",
 ]
 
 _MOST_PRIORITY = 4000
+_LOG_PAGE = 1000
 _UNBOUNDED = 2**52
 """A limit no queue reaches; Lua's numbers are exact up to 2**53."""
 
@@ -42,6 +44,20 @@ _OFFER_MS = 100
 def log_page(rows: Any) -> list[bytes]:
     """The records of an XRANGE reply."""
     return [fields[b"d"] for _, fields in rows]
+
+
+async def read_whole_log(redis: Redis, rid: str, next_seq: int) -> list[bytes]:
+    """The log of a request that nobody else can write now, in pages: one huge reply would stall everybody.
+
+    Shorter than `next_seq` when Redis lost a part of it.
+    """
+    records: list[bytes] = []
+    while len(records) < next_seq:
+        rows = await redis.xrange(keys.log_key(rid), min=f"{len(records) + 1}-0", max="+", count=_LOG_PAGE)
+        if not rows:
+            break
+        records += log_page(rows)
+    return records
 
 
 def _dead_letter(entry_id: Any, fields: Any) -> DeadLetter:
