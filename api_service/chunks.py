@@ -185,11 +185,15 @@ class StreamWriter:
         return b"%b%d%b%b%b" % (self._id, position, self._head, b",".join(choices), tail)
 
     def _ending(self, record: Record, end: End) -> bytes:
-        """Usage and [DONE] after a clean end, else one error event and no [DONE]."""
+        """Usage and [DONE] after a clean end, else one error event and no [DONE].
+
+        The usage event's id stands behind its data, which SSE allows: litellm takes every line for a chunk, and the
+        first line without data after a finish reason for the end of the stream.
+        """
         error = terminal_error(record)
         if error is not None:
             return error_event(error.body(), self._request.rid)
         if not self._request.include_usage or record.seq + 1 <= self._cursor:
             return DONE
         usage = json_bytes(usage_object(end.usage, self._request))
-        return b'%b%d%b],"usage":%b}\n\n%b' % (self._id, record.seq + 1, self._head, usage, DONE)
+        return b'%b],"usage":%b}\n%b%d\n\n%b' % (self._head[1:], usage, self._id, record.seq + 1, DONE)

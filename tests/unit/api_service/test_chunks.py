@@ -115,6 +115,17 @@ def test_use_01_02_usage_is_one_last_chunk_when_asked_for() -> None:
     assert all("usage" not in chunk for _, chunk in written(make_request(), SIMPLE) if chunk != DONE)
 
 
+def test_the_usage_follows_the_finish_reason_with_nothing_but_data_between() -> None:
+    """A client that takes an `id:` line for an empty chunk ends there."""
+    request = make_request(include_usage=True)
+    writer = StreamWriter(request, speller(request), -2)
+    lines = [line for record in SIMPLE for line in writer.write(record).splitlines() if line]
+    finish = next(i for i, line in enumerate(lines) if b'"finish_reason":"stop"' in line)
+    assert lines[finish + 1].startswith(b"data: ")
+    assert b'"choices":[],"usage":{' in lines[finish + 1]
+    assert lines[finish + 2 :] == [b"id: %b:%d" % (request.rid.encode(), len(SIMPLE)), b"data: [DONE]"]
+
+
 def test_continuous_usage_counts_tokens_not_chunks() -> None:
     request = make_request(include_usage=True, continuous_usage=True)
     steps = log((Delta(token_ids=(5, 6, 7), text="a"),), (Delta(token_ids=(8,), text="b", finish_reason="length"),))
