@@ -142,7 +142,8 @@ class NativeOps(DenseOps):
     def decoder(
         self, x: Tensor, layers: Sequence[tuple[AttentionWeights, MlpWeights]], step: Step
     ) -> tuple[Tensor, Tensor]:
-        if not isinstance(step, _NativeStep) or not all(a.qkv.packed and m.gate_up.packed for a, m in layers):
+        fits = all(a.qkv.packed and m.gate_up.packed and a.num_heads == layers[0][0].num_heads for a, m in layers)
+        if not isinstance(step, _NativeStep) or not fits:
             return super().decoder(x, layers, step)
         expect(x, step.dtype, (step.num_tokens, layers[0][0].qkv.in_features))
         stream, delta = x.float(), torch.empty_like(x)

@@ -69,14 +69,21 @@ inline int32_t quantize_span(const float* x, int64_t count, float inverse, int8_
   return total;
 }
 
-// count: a multiple of 32, for two chains of maxima side by side.
+// NaN where there is one: as integers, magnitudes have the same order, and NaN is above all. Then the scale is NaN too,
+// and so is everything computed from the row. count: a multiple of 32, for two chains of maxima side by side.
 inline float largest_magnitude(const float* x, int64_t count) {
-  vf even = {}, odd = {};
+  const auto larger = [](vi a, vi b) { return a > b ? a : b; };
+  vi even = {}, odd = {};
   for (int64_t i = 0; i < count; i += 2 * VL) {
-    even = vmax(even, vabs(load(x + i)));
-    odd = vmax(odd, vabs(load(x + i + VL)));
+    even = larger(even, (vi)vabs(load(x + i)));
+    odd = larger(odd, (vi)vabs(load(x + i + VL)));
   }
-  return max_lanes(vmax(even, odd));
+  const vi both = larger(even, odd);
+  int32_t most = both[0];
+  for (int i = 1; i < VL; ++i) most = both[i] > most ? both[i] : most;
+  float largest;
+  std::memcpy(&largest, &most, 4);
+  return largest;
 }
 
 // Stores one row given as float32 [padded], zeros past depth. May use x up.

@@ -68,14 +68,9 @@ HR_API void hr_mlp_block(void* ws, const HrMlp* block, int64_t dtype, int64_t ro
   mlp_block(*(Workspace*)ws, *block, dtype, rows, x, stream, out);
 }
 
-// All layers. x holds the embeddings and stream the same in float32 (they may be one), which ends as the residual stream,
-// delta as what is to be added to it.
 HR_API void hr_decoder(void* ws, const HrStep* step, int64_t layers, const HrAttention* const* attention,
                        const HrMlp* const* mlp, const void* x, float* stream, void* delta) {
-  for (int64_t i = 0; i < layers; ++i) {
-    attention_block(*(Workspace*)ws, *step, *attention[i], i, i ? delta : x, i ? stream : nullptr, delta);
-    mlp_block(*(Workspace*)ws, *mlp[i], step->dtype, step->num_tokens, delta, stream, delta);
-  }
+  decoder(*(Workspace*)ws, *step, layers, attention, mlp, x, stream, delta);
 }
 
 HR_API void hr_rotate_and_cache(void* ws, const HrStep* step, int64_t layer, int64_t num_heads, void* qkv,

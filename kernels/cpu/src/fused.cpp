@@ -1,5 +1,7 @@
 #include "fused.h"
 
+#include <vector>
+
 namespace headrace {
 namespace {
 
@@ -76,6 +78,80 @@ struct Middle {
   }
 };
 
+// A block ready to run. Making one may move what the workspace holds; running it by a whole team does not.
+class AttentionUnit {
+ public:
+  AttentionUnit(Workspace& ws, const HrStep& step, const HrAttention& block, int64_t layer, const void* x,
+                float* stream, void* out)
+      : ws_(ws), step_(step), block_(block), layer_(layer), out_(out), rows_(step.num_tokens),
+        input_(reserve(ws.input, act_kind(block.qkv.format, rows_, ws.invariant), rows_, block.qkv.in_features)),
+        middle_(ws, block.output, step.dtype, rows_),
+        projected_(ws.projected.get<uint8_t>(rows_ * block.qkv.out_features * dtype_bytes(step.dtype))),
+        norm_{x, stream, block.norm, float(block.eps), rows_, block.qkv.in_features, step.dtype} {
+    plan_attention(ws, step, block.num_heads / block.num_kv_heads);
+  }
+
+  void run(Team& team) const {
+    const HrLinear &qkv = block_.qkv, &output = block_.output;
+    norm_rows(team, ws_, norm_, input_);
+    gemm(team, ws_, qkv, input_, rows_, Output{projected_, qkv.out_features, step_.dtype});
+    rotate_and_cache(team, step_, layer_, block_.num_heads, projected_, projected_, qkv.out_features);
+    attend(team, ws_, AttentionCall{step_, layer_, block_.num_heads, projected_, qkv.out_features, middle_.data,
+                                    middle_.ld});
+    if (middle_.to.padded > middle_.to.depth) team.each_row(rows_, [&](int64_t r) { middle_.clear_padding(r); });
+    middle_.finish(team, ws_, step_.dtype, rows_);
+    gemm(team, ws_, output, middle_.to, rows_, Output{out_, output.out_features, step_.dtype});
+  }
+
+ private:
+  Workspace& ws_;
+  const HrStep& step_;
+  const HrAttention& block_;
+  int64_t layer_;
+  void* out_;
+  int64_t rows_;
+  Activations input_;
+  Middle middle_;
+  void* projected_;
+  Norm norm_;
+};
+
+class MlpUnit {
+ public:
+  MlpUnit(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, float* stream, void* out)
+      : ws_(ws), block_(block), dtype_(dtype), rows_(rows), out_(out), gated_(can_gate(block.gate_up)),
+        input_(reserve(ws.input, act_kind(block.gate_up.format, rows, ws.invariant), rows, block.gate_up.in_features)),
+        middle_(ws, block.down, dtype, rows),
+        projected_(gated_ ? nullptr : ws.projected.get<uint8_t>(rows * block.gate_up.out_features * dtype_bytes(dtype))),
+        norm_{x, stream, block.norm, float(block.eps), rows, block.gate_up.in_features, dtype} {}
+
+  void run(Team& team) const {
+    const HrLinear &gate_up = block_.gate_up, &down = block_.down;
+    norm_rows(team, ws_, norm_, input_);
+    if (gated_) {
+      gemm_gated(team, ws_, gate_up, input_, rows_, Output{middle_.data, middle_.ld, dtype_});
+      if (middle_.to.padded > middle_.to.depth) team.each_row(rows_, [&](int64_t r) { middle_.clear_padding(r); });
+      middle_.finish(team, ws_, dtype_, rows_);
+    } else {
+      gemm(team, ws_, gate_up, input_, rows_, Output{projected_, gate_up.out_features, dtype_});
+      silu_rows(team, ws_, projected_, dtype_, rows_, middle_.to);
+    }
+    gemm(team, ws_, down, middle_.to, rows_, Output{out_, down.out_features, dtype_});
+  }
+
+ private:
+  Workspace& ws_;
+  const HrMlp& block_;
+  int64_t dtype_;
+  int64_t rows_;
+  void* out_;
+  bool gated_;
+  Activations input_;
+  Middle middle_;
+  void* projected_;
+  Norm norm_;
+};
+
 }  // namespace
 
 void norm_rows(Team& team, Workspace& ws, const Norm& norm, const Activations& to) {
@@ -100,44 +176,33 @@ void silu_rows(Team& team, Workspace& ws, const void* x, int64_t dtype, int64_t 
 
 void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block, int64_t layer, const void* x,
                      float* stream, void* out) {
-  const int64_t rows = step.num_tokens, dtype = step.dtype;
-  const HrLinear &qkv = block.qkv, &output = block.output;
-  plan_attention(ws, step, block.num_heads / block.num_kv_heads);
-  const Activations input = reserve(ws.input, act_kind(qkv.format, rows, ws.invariant), rows, qkv.in_features);
-  const Middle middle(ws, output, dtype, rows);
-  auto* projected = ws.projected.get<uint8_t>(rows * qkv.out_features * dtype_bytes(dtype));
-  const Norm norm = {x, stream, block.norm, float(block.eps), rows, qkv.in_features, dtype};
-  const AttentionCall call = {step,         layer,      block.num_heads, projected, qkv.out_features,
-                              middle.data, middle.ld};
-  parallel(ws.threads, [&](Team team) {
-    norm_rows(team, ws, norm, input);
-    gemm(team, ws, qkv, input, rows, Output{projected, qkv.out_features, dtype});
-    rotate_and_cache(team, step, layer, block.num_heads, projected, projected, qkv.out_features);
-    attend(team, ws, call);
-    if (middle.to.padded > middle.to.depth) team.each_row(rows, [&](int64_t r) { middle.clear_padding(r); });
-    middle.finish(team, ws, dtype, rows);
-    gemm(team, ws, output, middle.to, rows, Output{out, output.out_features, dtype});
-  });
+  const AttentionUnit unit(ws, step, block, layer, x, stream, out);
+  parallel(ws.threads, [&](Team team) { unit.run(team); });
 }
 
 void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, float* stream, void* out) {
-  const HrLinear &gate_up = block.gate_up, &down = block.down;
-  const Activations input = reserve(ws.input, act_kind(gate_up.format, rows, ws.invariant), rows, gate_up.in_features);
-  const Middle middle(ws, down, dtype, rows);
-  const bool gated = can_gate(gate_up);
-  void* projected = gated ? nullptr : ws.projected.get<uint8_t>(rows * gate_up.out_features * dtype_bytes(dtype));
-  const Norm norm = {x, stream, block.norm, float(block.eps), rows, gate_up.in_features, dtype};
-  parallel(ws.threads, [&](Team team) {
-    norm_rows(team, ws, norm, input);
-    if (gated) {
-      gemm_gated(team, ws, gate_up, input, rows, Output{middle.data, middle.ld, dtype});
-      if (middle.to.padded > middle.to.depth) team.each_row(rows, [&](int64_t r) { middle.clear_padding(r); });
-      middle.finish(team, ws, dtype, rows);
-    } else {
-      gemm(team, ws, gate_up, input, rows, Output{projected, gate_up.out_features, dtype});
-      silu_rows(team, ws, projected, dtype, rows, middle.to);
+  const MlpUnit unit(ws, block, dtype, rows, x, stream, out);
+  parallel(ws.threads, [&](Team team) { unit.run(team); });
+}
+
+void decoder(Workspace& ws, const HrStep& step, int64_t layers, const HrAttention* const* attention,
+             const HrMlp* const* mlp, const void* x, float* stream, void* delta) {
+  std::vector<AttentionUnit> attentions;
+  std::vector<MlpUnit> mlps;
+  // Twice: the first round lets the workspace grow to what the largest layer needs, the second finds where it lies.
+  for (int round = 0; round < 2; ++round) {
+    attentions.clear();
+    mlps.clear();
+    for (int64_t i = 0; i < layers; ++i) {
+      attentions.emplace_back(ws, step, *attention[i], i, i ? delta : x, i ? stream : nullptr, delta);
+      mlps.emplace_back(ws, *mlp[i], step.dtype, step.num_tokens, delta, stream, delta);
     }
-    gemm(team, ws, down, middle.to, rows, Output{out, down.out_features, dtype});
+  }
+  parallel(ws.threads, [&](Team team) {
+    for (int64_t i = 0; i < layers; ++i) {
+      attentions[i].run(team);
+      mlps[i].run(team);
+    }
   });
 }
 

@@ -25,6 +25,12 @@ void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block
                      float* stream, void* out);
 void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, float* stream, void* out);
 
+// All layers in one parallel call: its threads never sleep in between. x holds the embeddings and stream the same in
+// float32 (they may be one), which ends as the residual stream, delta as what is to be added to it. All layers have as
+// many query heads per KV head.
+void decoder(Workspace& ws, const HrStep& step, int64_t layers, const HrAttention* const* attention,
+             const HrMlp* const* mlp, const void* x, float* stream, void* delta);
+
 // x [rows, in] of `dtype` -> out.
 void linear(Workspace& ws, const HrLinear& w, int64_t dtype, int64_t rows, const void* x, const Output& out);
 

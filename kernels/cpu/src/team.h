@@ -17,7 +17,8 @@
 
 namespace headrace {
 
-constexpr int MAX_PHASES = 16;
+// Counters are used in turn, one a phase. Phases follow each other by a barrier, so two would do.
+constexpr int COUNTERS = 4;
 constexpr int SPINS = 2000;
 
 // What the threads of one call share.
@@ -25,7 +26,7 @@ struct Shared {
   struct alignas(64) Counter {
     std::atomic<int64_t> next{0};
   };
-  Counter counters[MAX_PHASES];
+  Counter counters[COUNTERS];
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<int> generation{0};
 };
@@ -78,7 +79,7 @@ class Team {
   // f(i) for every i in [0, count), spread over the team; returns when all are done.
   template <class F>
   void each(int64_t count, int64_t chunk, F&& f) {
-    std::atomic<int64_t>& next = shared_.counters[phase_++].next;
+    std::atomic<int64_t>& next = shared_.counters[phase_++ % COUNTERS].next;
     for (;;) {
       int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
       if (begin >= count) break;
@@ -97,10 +98,11 @@ class Team {
   // Spins briefly, as phases are short; then gives the core away, as the missing thread may be waiting for one. OpenMP's
   // own barrier spins for milliseconds.
   void barrier() {
-    if (size == 1) return;
+    if (size == 1) return clear_next();
     const int generation = shared_.generation.load(std::memory_order_acquire);
     if (shared_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
       shared_.arrived.store(0, std::memory_order_relaxed);
+      clear_next();
       shared_.generation.store(generation + 1, std::memory_order_release);
       return;
     }
@@ -117,6 +119,9 @@ class Team {
   const int size;
 
  private:
+  // The counter of the phase after the next: all have left the one that used it before.
+  void clear_next() { shared_.counters[(phase_ + 1) % COUNTERS].next.store(0, std::memory_order_relaxed); }
+
   Shared& shared_;
   int phase_ = 0;
 };
