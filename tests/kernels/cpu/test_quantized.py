@@ -139,6 +139,20 @@ def test_rows_are_read_from_every_format(native: NativeOps, form: str, dtype: to
     assert relative_error(got, exact[ids]) < (1e-5 if dtype is torch.float32 else 5e-3)
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("form", ["int8", *sorted(TYPES)])
+@pytest.mark.parametrize("column", [0, 100, 191])
+def test_a_bad_row_stays_bad_and_alone(native: NativeOps, form: str, rows: int, column: int) -> None:
+    layer = native.pack_linear(random_tensor((64, 192), torch.bfloat16, 2), weight_format=form)
+    x = random_tensor((rows, 192), torch.bfloat16, 1)
+    wanted = native.logits(x, layer)
+    x[1, column] = float("nan")
+    got = native.logits(x, layer)
+    assert got[1].isnan().all()
+    keep = [row for row in range(rows) if row != 1]
+    assert torch.equal(got[keep], wanted[keep])
+
+
 def test_a_token_outside_the_table_is_refused(native: NativeOps) -> None:
     table = native.pack_embedding(random_tensor((50, 96), torch.bfloat16, 2))
     for bad in (50, -1):
