@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -33,7 +34,9 @@ class Color(BaseModel):
 
 @pytest.fixture(scope="module", autouse=True)
 def _closed() -> Iterator[None]:
-    """litellm keeps its connections for as long as the process lives."""
+    """litellm keeps its connections for as long as the process lives, and would make an event loop that nobody ends:
+    with this it is told that the thread has none."""
+    asyncio.set_event_loop(None)
     yield
     for client in litellm.in_memory_llm_clients_cache.cache_dict.values():
         if isinstance(client, openai.OpenAI | HTTPHandler):
