@@ -6,6 +6,7 @@ with a message for the operator.
 
 from __future__ import annotations
 
+import os
 import time
 
 import structlog
@@ -54,6 +55,9 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
         quantization=loaded.quantization,
         weights_mib=loaded.weight_bytes >> 20,
         kernels=loaded.kernels,
+        threads=torch.get_num_threads(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        idle_threads=os.environ.get("OMP_WAIT_POLICY", "spin"),
     )
     return make_engine(settings, loaded)
 

@@ -31,6 +31,7 @@ REDIS_START_S = 30.0
 REDIS_CONNECT_S = 3.0
 REDIS_STOP_S = 10.0
 _REDIS = "redis"
+_ROOMY = 8
 STOP_MARGIN_S = 5.0
 """What a program gets beyond its own drain time before it is killed."""
 
@@ -89,11 +90,12 @@ def claim_port(host: str, port: int) -> int:
 def engine_threads(cores: int, workers: int) -> int:
     """Threads of each worker's engine, 0 = the engine's own choice (one a core).
 
-    One core is left to the pod and Redis, except where there are so few that the engine would miss it more.
+    From eight cores on two are left to the pod and Redis, below that one, except where there are so few that the engine
+    would miss it more: then all share them, and the engine's threads give way (see `_worker_settings`).
     """
-    if workers == 1:
-        return 0 if cores <= 2 else cores - 1
-    return max(1, (cores - 1) // workers)
+    if workers == 1 and cores <= 2:
+        return 0
+    return max(1, (cores - (2 if cores >= _ROOMY else 1)) // workers)
 
 
 def _cores() -> int:
@@ -193,6 +195,8 @@ class _Service:
     def _worker_settings(self, settings: dict[str, str], index: int) -> dict[str, str]:
         threads = engine_threads(_cores(), self._plan.workers)
         own = {"HEADRACE_THREADS": str(threads)} if threads else {}
+        # An engine thread without work sleeps: by default OpenMP's spin, on cores that the pod and Redis need.
+        own["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         # A name that outlives the process: started again, it finds its own requests without waiting for the lease.
         name = settings.get("HEADRACE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
         suffix = f"-{index + 1}" if self._plan.workers > 1 else ""
@@ -222,7 +226,9 @@ def _announce(plan: Plan, server: EmbeddedServer | None) -> None:
     threads = plan.settings.get("HEADRACE_THREADS") or str(engine_threads(cores, plan.workers) or cores)
     say(f"version {__version__}, model {plan.settings.get('HEADRACE_MODEL') or 'SmolLM2-135M-Instruct (default)'}")
     say(f"redis: {f'embedded, {server.url}' if server else without_password(str(plan.redis_url))}")
-    say(f"cores: {cores}; engine threads: {threads} in each of {plan.workers} worker(s)")
+    left = cores - int(threads) * plan.workers
+    rest = f"{left} core(s) for API and Redis" if left > 0 else "API and Redis share the cores with them"
+    say(f"cores: {cores}; engine threads: {threads} in each of {plan.workers} worker(s); {rest}")
 
 
 async def _serve(plan: Plan) -> None:

@@ -31,9 +31,10 @@ def test_an_address_that_is_not_ours_is_refused_by_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "workers", "threads"), [(1, 1, 0), (2, 1, 0), (4, 1, 3), (16, 1, 15), (2, 2, 1), (16, 2, 7), (1, 4, 1)]
+    ("cores", "workers", "threads"),
+    [(1, 1, 0), (2, 1, 0), (7, 1, 6), (8, 1, 6), (16, 1, 14), (2, 2, 1), (16, 2, 7), (1, 4, 1)],
 )
-def test_cores_are_shared_between_engines_and_one_is_left_for_the_rest(cores: int, workers: int, threads: int) -> None:
+def test_cores_are_shared_between_engines_and_the_rest(cores: int, workers: int, threads: int) -> None:
     assert engine_threads(cores, workers) == threads
 
 

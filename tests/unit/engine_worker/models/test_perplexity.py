@@ -47,8 +47,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def opened(quantization: str) -> LoadedModel:
-    return load("", dtype="bfloat16", device="cpu", quantization=quantization)
+def opened(quantization: str, kv_cache_dtype: str = "auto") -> LoadedModel:
+    return load("", dtype="bfloat16", device="cpu", quantization=quantization, kv_cache_dtype=kv_cache_dtype)
 
 
 def token_ids(loaded: LoadedModel) -> list[int]:
@@ -96,3 +96,15 @@ def test_quantised_weights_keep_the_perplexity(
         print(f"{quantization}: {rise(mine, other, ids):+.2%}, divergence {divergence(mine, other):.4f}")
         assert abs(rise(mine, other, ids)) < most_rise
         assert divergence(mine, other) < most_divergence
+
+
+def test_an_int8_cache_keeps_the_perplexity(
+    reference: tuple[Reading, list[int]], record_property: pytest.RecordProperty
+) -> None:
+    wanted, ids = reference
+    mine = read(opened("none", "int8"))
+    for name, got, expected in (("prefill", mine.many, wanted.many), ("few rows", mine.few, wanted.few)):
+        up, nats = rise(got, expected, ids), divergence(got, expected)
+        print(f"int8 cache, {name}: perplexity {up:+.3%}, divergence {nats:.5f} nats")
+        assert abs(up) <= 0.01
+        assert nats <= 0.01
