@@ -208,3 +208,22 @@ def test_a_large_model_keeps_its_own_type(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(config, "_EXACT_UP_TO", 1)
     declared = load(str(path), device="cpu").config.dtype
     assert declared == resolve_dtype("auto", "bfloat16", torch.device("cpu"))
+
+
+def test_the_cache_type_decides_pages_and_their_bytes(tmp_path: Path) -> None:
+    path = str(make_tiny_llama(tmp_path / "m"))
+    own, small = (load(path, dtype="float32", device="cpu", kv_cache_dtype=name) for name in ("auto", "int8"))
+    for loaded, storage in ((own, torch.float32), (small, torch.int8)):
+        cache = loaded.model.new_kv_cache(3, 16)
+        assert (cache.storage, cache.dtype) == (storage, torch.float32)
+        assert cache.num_bytes == 3 * 16 * loaded.config.kv_bytes_per_token()
+    head = own.config.head_dim
+    assert small.config.kv_bytes_per_token() * 4 * head == own.config.kv_bytes_per_token() * (head + 4)
+    with pytest.raises(LoadError, match="kv_cache_dtype 'fp8' is unknown. Allowed: auto, float32, bfloat16, int8"):
+        load(path, device="cpu", kv_cache_dtype="fp8")
+
+
+def test_batch_invariance_is_refused_where_it_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_BACKEND", "torch")
+    with pytest.raises(LoadError, match="batch_invariant needs the native CPU kernels.*HEADRACE_CPU_BACKEND is torch"):
+        load(str(make_tiny_llama(tmp_path / "m")), device="cpu", batch_invariant=True)
