@@ -219,11 +219,11 @@ def test_the_cache_type_decides_pages_and_their_bytes(tmp_path: Path) -> None:
         assert cache.num_bytes == 3 * 16 * loaded.config.kv_bytes_per_token()
     head = own.config.head_dim
     assert small.config.kv_bytes_per_token() * 4 * head == own.config.kv_bytes_per_token() * (head + 4)
-    with pytest.raises(LoadError, match="kv_cache_dtype 'fp8' is unknown. Allowed: auto, float32, bfloat16, int8"):
+    with pytest.raises(LoadError, match=r"kv_cache_dtype 'fp8' is unknown\. Allowed: auto, float32, bfloat16, int8"):
         load(path, device="cpu", kv_cache_dtype="fp8")
 
 
 def test_batch_invariance_is_refused_where_it_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CPU_BACKEND", "torch")
-    with pytest.raises(LoadError, match="batch_invariant needs the native CPU kernels.*HEADRACE_CPU_BACKEND is torch"):
+    with pytest.raises(LoadError, match=r"batch_invariant needs the native CPU kernels.*HEADRACE_CPU_BACKEND is torch"):
         load(str(make_tiny_llama(tmp_path / "m")), device="cpu", batch_invariant=True)
