@@ -23,7 +23,7 @@ async def test_metrics_can_have_a_port_of_their_own(redis_url: str) -> None:
             "/v1/completions", json={"model": "tiny", "prompt": "x", "user": "ann", "zap": 1}, headers=key
         )
         assert answer.status_code == 200
-        assert answer.headers["x-ignored-params"] == "user, zap"
+        assert answer.headers["x-ignored-params"] == "zap"
         assert (await pod.client.get("/metrics")).status_code == 401
         assert (await pod.client.get("/metrics", headers=key)).status_code == 404
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
