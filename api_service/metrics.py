@@ -29,6 +29,7 @@ _VLLM_COUNTERS = {
     "generation_tokens": "vllm:generation_tokens",
     "preemptions": "vllm:num_preemptions",
     "cached_tokens": "vllm:prefix_cache_hits",
+    "queried_tokens": "vllm:prefix_cache_queries",
 }
 """Totals of a worker's card -> vLLM's name of the same."""
 _P = ParamSpec("_P")

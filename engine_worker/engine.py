@@ -132,7 +132,11 @@ class Engine:
             last_step_start=self._last_step_start,
             last_step_end=self._last_step_end,
             counters=self._counters
-            | {"preemptions": self._scheduler.num_preemptions, "cached_tokens": self._scheduler.num_cached_tokens},
+            | {
+                "preemptions": self._scheduler.num_preemptions,
+                "cached_tokens": self._scheduler.num_cached_tokens,
+                "queried_tokens": self._scheduler.num_queried_tokens,
+            },
         )
 
     def check_integrity(self) -> None:

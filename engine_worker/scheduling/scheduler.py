@@ -46,6 +46,8 @@ class Scheduler:
         """Since start; also those for a seat."""
         self.num_cached_tokens = 0
         """Since start: tokens that admissions found in the cache instead of computing them."""
+        self.num_queried_tokens = 0
+        """Since start: tokens that admissions looked for."""
         self.num_held_back = 0
         """Running batch requests for which the last step had no room beside interactive ones."""
 
@@ -250,6 +252,7 @@ class Scheduler:
         self._queues.start(request)
         request.num_computed_tokens = found
         self.num_cached_tokens += found
+        self.num_queried_tokens += request.num_tokens
         if request.num_preemptions == 0:
             request.num_cached_tokens = min(found, len(request.prompt_token_ids))
         return True

@@ -219,6 +219,7 @@ def test_statistics_add_up(tiny: LoadedModel) -> None:
         "computed_tokens": 44 + 12,
         "preemptions": 0,
         "cached_tokens": 32,
+        "queried_tokens": 80,
     }
     assert stats.blocks_cached == 2
     assert stats.blocks_total == 256
