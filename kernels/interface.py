@@ -34,7 +34,7 @@ class Step(Protocol):
         """Rotates queries and keys, writes keys and values to the batch's slots of layer `layer`.
 
         qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] as `AttentionWeights.qkv` yields it -> queries
-        [T, num_heads, head_dim].
+        [T, num_heads, head_dim]. qkv is used up: it may hold anything afterwards.
         """
 
     def attention(self, query: Tensor, layer: int) -> Tensor:

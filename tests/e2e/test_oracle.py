@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +39,15 @@ class Reference:
     """Distance of the two best logits at each position."""
 
 
-@pytest.fixture(scope="module", autouse=True)
+@contextmanager
 def _one_thread() -> Iterator[None]:
     """torch's threads wait for each other all the time: beside any other process one is faster than two."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,8 @@ def references(reference: Any) -> list[Reference]:
     rng.shuffle(lengths)
     assert min(lengths) == 1
     assert max(lengths) == LONGEST
-    return [_reference(reference, [rng.randrange(17, 49152) for _ in range(length)]) for length in lengths]
+    with _one_thread():
+        return [_reference(reference, [rng.randrange(17, 49152) for _ in range(length)]) for length in lengths]
 
 
 def _reference(peer: Any, prompt: list[int]) -> Reference:

@@ -26,7 +26,7 @@ def test_rotates_queries_and_keys_and_writes_exactly_the_batch_slots(backend: tu
     table = rope_table(RopeConfig(THETA, rotary_dim), 32, torch.device(device))
 
     with torch.inference_mode():
-        query = ops.begin(layout, cache, table).rope_and_cache(qkv, 1, HEADS)
+        query = ops.begin(layout, cache, table).rope_and_cache(qkv.clone(), 1, HEADS)  # which is used up
 
     heads = qkv.cpu().view(-1, HEADS + 2 * KV_HEADS, DIM)
     positions = layout.positions.tolist()
@@ -50,7 +50,7 @@ def test_bfloat16_is_rotated_in_float32(backend: tuple[Ops, str]) -> None:
     qkv = torch.randn(1, (HEADS + 2 * KV_HEADS) * DIM, device=device).bfloat16()
     table = rope_table(RopeConfig(THETA, DIM), 8192, torch.device(device))
     with torch.inference_mode():
-        query = ops.begin(layout, cache, table).rope_and_cache(qkv, 0, HEADS)
+        query = ops.begin(layout, cache, table).rope_and_cache(qkv.clone(), 0, HEADS)
     heads = qkv.cpu().view(1, -1, DIM)[:, :HEADS]
     expected = rotate_pairs(heads, [7000], THETA, DIM)
     # One rounding to bfloat16 (8 bits) and float32 angles: nothing more.
