@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import math
+import signal
 import statistics
 import sys
 import tempfile
@@ -90,6 +91,7 @@ def main() -> None:
     if unknown := set(chosen) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with it
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as logs:
         servers = [parse_server(text, Path(logs)) for text in args.server or DEFAULT_SERVERS]
         results: Results = {scenario: {server.name: [] for server in servers} for scenario in chosen}
