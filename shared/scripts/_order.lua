@@ -59,8 +59,12 @@ local function enqueue(queue, load, share, priority, entry, rid, again)
   local wait, turn = beside(queue, PART.wait), beside(queue, PART.turn)
   redis.call('ZADD', wait, 0, waiting_member(share, priority, entry, rid))
   if not redis.call('ZSCORE', turn, share) then
-    local v = again and redis.call('HGET', share_key(queue, share), 'v') or virtual_time(queue, load, share)
+    local key = share_key(queue, share)
+    local v = again and redis.call('HGET', key, 'v') or virtual_time(queue, load, share)
     redis.call('ZADD', turn, string.format('%.3f', v), share)
+    -- Kept beside the index, so that one made again gives the same turn.
+    redis.call('HSET', key, 'v', string.format('%.3f', v))
+    redis.call('PEXPIRE', key, LOAD_TTL)
   end
   redis.call('PEXPIRE', wait, LOAD_TTL)
   redis.call('PEXPIRE', turn, LOAD_TTL)
