@@ -9,7 +9,7 @@ from engine_worker.engine import Engine
 from engine_worker.request import Klass, Request
 from shared.params import SamplingParams
 
-__all__ = ["make_request", "percentile", "run"]
+__all__ = ["make_request", "run"]
 
 
 def make_request(
@@ -52,9 +52,3 @@ def run(engine: Engine, arrivals: Sequence[tuple[float, Request]], until: float 
             if event.token_id is not None:
                 times.setdefault(event.request_id, []).append(now - added[event.request_id])
     return times
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """0 of nothing."""
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import httpx
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack
 
-__all__ = ["Sample", "Sender", "jain", "percentile", "random_prompt", "served_between", "stack"]
+__all__ = ["Sample", "Sender", "jain", "random_prompt", "served_between", "stack"]
 
 _FIRST_TOKEN, _LAST_TOKEN = 100, 300
 """Ids that every model has as ordinary tokens."""
@@ -145,7 +144,3 @@ def served_between(samples: Iterable[Sample], start: float, end: float) -> dict[
 def jain(values: Sequence[float]) -> float:
     """1 = all alike, 1 / n = one has everything (Jain, Chiu, Hawe 1984)."""
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]

@@ -14,32 +14,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from benchmarks._batches import BATCHES, BLOCK_SIZE, rows_in_order
 from engine_worker.models.base import LoadedModel
 from engine_worker.models.loading.loader import load
 from kernels.ops import BatchLayout, KVCache
-from tests.support.paged import Row, make_layout
-
-BLOCK = 16
-BATCHES: dict[str, list[tuple[int, int]]] = {
-    "1 decode at 200": [(1, 200)],
-    "1 decode at 4000": [(1, 4000)],
-    "8 decodes at 400": [(1, 400)] * 8,
-    "32 decodes at 400": [(1, 400)] * 32,
-    "64 decodes at 400": [(1, 400)] * 64,
-    "prefill 512": [(512, 512)],
-    "prefill 512 at 4000": [(512, 4000)],
-    "32 decodes + prefill 256": [(1, 400)] * 32 + [(256, 1024)],
-}
-
-
-def _layout(rows: Sequence[tuple[int, int]]) -> BatchLayout:
-    """(new tokens, length) each, blocks in order."""
-    made, first = [], 0
-    for new, length in rows:
-        count = -(-length // BLOCK)
-        made.append(Row(length - new, new, range(first, first + count)))
-        first += count
-    return make_layout(made, BLOCK)
 
 
 def _step(loaded: LoadedModel, layout: BatchLayout, cache: KVCache) -> Callable[[], None]:
@@ -88,13 +66,13 @@ def main() -> None:
         for flag in (False, True)
     )
     print(f"{plain.name}, {plain.kernels}, {args}")
-    blocks = max(sum(-(-length // BLOCK) for _, length in rows) for rows in BATCHES.values())
-    cache = plain.model.new_kv_cache(blocks, BLOCK)
+    blocks = max(rows_in_order(rows)[1] for rows in BATCHES.values())
+    cache = plain.model.new_kv_cache(blocks, BLOCK_SIZE)
     for pages in (*cache.layers, *cache.scales):
         for page in pages:
             page.copy_(torch.randn(page.shape) * (20 if page.dtype is torch.int8 else 1))
     for name, rows in BATCHES.items():
-        layout = _layout(rows)
+        layout, _ = rows_in_order(rows)
         off, on = _median_ms([_step(loaded, layout, cache) for loaded in (plain, invariant)], args.rounds)
         print(f"{name:26s} off {off:8.2f} ms   on {on:8.2f} ms   ratio {on / off:.3f}", flush=True)
 

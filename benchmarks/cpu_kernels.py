@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks._batches import BATCHES, BLOCK_SIZE, rows_in_order
 from kernels.cpu.isa import available_levels
 from kernels.cpu.library import Library
 from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
 from kernels.interface import Ops
-from kernels.layout import AttentionWeights, BatchLayout, MlpWeights, RopeTable, new_kv_cache
-from tests.support.paged import Row, make_layout
+from kernels.layout import AttentionWeights, MlpWeights, RopeTable, new_kv_cache
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS, VOCAB = 576, 9, 3, 64, 1536, 30, 49152
 UNITS = {
@@ -36,7 +36,6 @@ UNITS = {
     "gate_up": (2 * INNER, HIDDEN),
     "down": (HIDDEN, INNER),
 }
-BLOCK_SIZE = 16
 PREFILL = 512
 STREAMED_BYTES = 256 << 20
 """Read to measure memory bandwidth: far more than a processor caches for two cores."""
@@ -88,28 +87,6 @@ def linears(backends: dict[str, NativeOps], formats: Sequence[str], rounds: int,
             report(f"{name} x{count}, batch {batch}", fastest(runs, rounds), "torch")
 
 
-def _layout(lengths: Sequence[tuple[int, int]]) -> tuple[BatchLayout, int]:
-    """Rows of (new tokens, length) with blocks in order -> layout, blocks needed."""
-    rows, first = [], 0
-    for new, length in lengths:
-        count = -(-length // BLOCK_SIZE)
-        rows.append(Row(length - new, new, range(first, first + count)))
-        first += count
-    return make_layout(rows, BLOCK_SIZE), first
-
-
-BATCHES = {
-    "1 decode at 200": [(1, 200)],
-    "1 decode at 4000": [(1, 4000)],
-    "8 decodes at 400": [(1, 400)] * 8,
-    "32 decodes at 400": [(1, 400)] * 32,
-    "64 decodes at 400": [(1, 400)] * 64,
-    "prefill 512": [(512, 512)],
-    "prefill 512 at 4000": [(512, 4000)],
-    "32 decodes + prefill 256": [(1, 400)] * 32 + [(256, 1024)],
-}
-
-
 def _rope() -> RopeTable:
     angles = torch.outer(torch.arange(8192.0), 1e4 ** (-torch.arange(0, DIM, 2) / DIM))
     return RopeTable(angles.cos(), angles.sin())
@@ -120,7 +97,7 @@ def attention(backends: dict[str, NativeOps], rounds: int) -> None:
     everyone: dict[str, Ops] = {"torch": OneDnnOps(), **backends}
     rope = _rope()
     for name, rows in BATCHES.items():
-        layout, blocks = _layout(rows)
+        layout, blocks = rows_in_order(rows)
         cache = new_kv_cache(1, blocks, BLOCK_SIZE, KV_HEADS, DIM, torch.bfloat16, "cpu")
         for page in cache.layers[0]:
             page.copy_(torch.randn(page.shape))
@@ -158,7 +135,7 @@ class _Model:
 
     def step(self, rows: Sequence[tuple[int, int]]) -> Callable[[], object]:
         """A function that runs one step over these rows, logits for each row's last token."""
-        layout, blocks = _layout(rows)
+        layout, blocks = rows_in_order(rows)
         cache = new_kv_cache(LAYERS, blocks, BLOCK_SIZE, KV_HEADS, DIM, torch.bfloat16, "cpu")
         for layer in cache.layers:
             for page in layer:

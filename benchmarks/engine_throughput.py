@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
+from benchmarks._engine_run import make_request
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.loading.loader import load
-from engine_worker.request import Request
-from shared.params import SamplingParams
 from tests.support.llama_oracle import default_gguf, hf_from_gguf
 
 
@@ -28,16 +27,7 @@ def engine_round(engine: Engine, prompts: list[list[int]], output: int, run: int
     """Output tokens per second of one batch, greedy, arriving together."""
     start = time.perf_counter()
     for index, prompt in enumerate(prompts):
-        engine.add(
-            Request(
-                request_id=f"{run}-{index}/0",
-                prompt_token_ids=prompt,
-                sampling=SamplingParams(temperature=0.0),
-                seed=0,
-                max_tokens=output,
-                stop_token_ids=frozenset(),
-            )
-        )
+        engine.add(make_request(f"{run}-{index}/0", prompt, output))
     tokens = 0
     while engine.has_work:
         tokens += sum(event.token_id is not None for event in engine.step())

@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._tenant_load import Sample, Sender, jain, percentile, random_prompt, served_between, stack
+from benchmarks._percentile import percentile
+from benchmarks._tenant_load import Sample, Sender, jain, random_prompt, served_between, stack
 from tests.support.tiny_model import make_tiny_llama
 
 QUIET = [f"quiet-{i}" for i in range(4)]
@@ -84,11 +85,11 @@ class Run:
 
 
 def _ttft(samples: list[Sample]) -> float:
-    return percentile([one.ttft for one in samples], 95)
+    return percentile([one.ttft for one in samples], 0.95)
 
 
 def _itl(samples: list[Sample]) -> float:
-    return percentile([gap for one in samples for gap in one.gaps], 95)
+    return percentile([gap for one in samples for gap in one.gaps], 0.95)
 
 
 async def measure(base_url: str, model: str, args: argparse.Namespace) -> bool:

@@ -12,7 +12,8 @@ import argparse
 import random
 import statistics
 
-from benchmarks._engine_run import make_request, percentile, run
+from benchmarks._engine_run import make_request, run
+from benchmarks._percentile import percentile
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.loading.loader import load

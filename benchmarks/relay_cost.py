@@ -16,14 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks._engine_run import make_request
 from benchmarks._serving.client import Client, Prompts
-from benchmarks._serving.scenarios import closed, percentile, single
+from benchmarks._serving.scenarios import closed, single
 from benchmarks._serving.servers import Server
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.loading.loader import load
-from engine_worker.request import Request
-from shared.params import SamplingParams
 
 MODEL = "SmolLM2-135M-Instruct"
 CACHE = 2 << 30
@@ -39,16 +38,7 @@ class InProcess:
 
     def _add(self, prompt: list[int], tokens: int) -> None:
         self._count += 1
-        self._engine.add(
-            Request(
-                request_id=f"{self._count}/0",
-                prompt_token_ids=prompt,
-                sampling=SamplingParams(temperature=0.0),
-                seed=0,
-                max_tokens=tokens,
-                stop_token_ids=frozenset(),
-            )
-        )
+        self._engine.add(make_request(f"{self._count}/0", prompt, tokens))
 
     def first_token_s(self, prompts: Prompts) -> float:
         """Median of eight requests, one at a time: prompt 128, output 128."""
@@ -110,7 +100,7 @@ def main() -> None:
                     bare.append(one)
                     server.resume()
                     whole.append(asyncio.run(served(server, concurrency, seed)))
-                a, b = percentile(bare, 0.5), percentile(whole, 0.5)
+                a, b = statistics.median(bare), statistics.median(whole)
                 if concurrency:
                     print(f"{concurrency} at once: engine {a:.1f}, server {b:.1f} tokens/s, {1 - b / a:.1%} less")
                 else:

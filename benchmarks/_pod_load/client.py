@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import uvloop
 from tokenizers import Tokenizer
 
+from benchmarks._percentile import percentile
 from engine_worker.simulate.tokens import TokenSource, ordinary_tokens
 from engine_worker.simulate.vocabulary import NAME, built_in_text
 from shared.text.detokenize import Detokenizer
@@ -147,11 +148,6 @@ def said(data: bytes) -> str:
     events = (block.partition("data: ")[2] for block in unchunked(data).decode(errors="ignore").split("\n\n")[:-1])
     chunks = (json.loads(event) for event in events if event != "[DONE]")
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Of sorted values."""
-    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
 async def drive(url: str, streams: int, tokens: int) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from benchmarks._percentile import percentile
 from benchmarks._serving.client import Answer, Client, Prompts
 
-__all__ = ["SCENARIOS", "Figures", "percentile"]
+__all__ = ["SCENARIOS", "Figures"]
 
 Figures = dict[str, float]
 Scenario = Callable[[Client, Prompts], Awaitable[Figures]]
@@ -26,17 +27,6 @@ LONG_PROMPT = 4000
 GOOD_TTFT_S, GOOD_TPOT_S = 1.0, 0.1
 POISSON_S = 45.0
 MIXED_LEAD_S = 2.0
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the neighbours; `share` 0 to 1. NaN for no values."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _common(answers: Sequence[Answer], seconds: float) -> Figures:

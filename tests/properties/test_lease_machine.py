@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from shared import keys
 from shared.claims import Acquired, ClaimQueue, Commit, Entry, ReplyKind
 from shared.connections import blocking_client, command_client
 from shared.messages import decode_record
 from shared.queue import RequestQueue
+from tests.support.machines import run_machine
 from tests.support.records import end_record, make_request, token_record
 from tests.support.redis_server import RedisServer
 
@@ -277,12 +277,7 @@ async def _all(redis: Any, pattern: str) -> list[bytes]:
 
 
 def _check(server: RedisServer, examples: int, steps: int) -> None:
-    run_state_machine_as_test(
-        lambda: LeaseMachine(server),
-        settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_machine(lambda: LeaseMachine(server), examples, steps)
 
 
 @pytest.mark.timeout(600)  # a failure takes its time to shrink

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -21,7 +20,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from api_service import follower, relay
@@ -37,6 +35,7 @@ from shared.claims import Commit, ReplyKind
 from shared.connections import blocking_client, command_client
 from shared.errors import StreamExpired
 from shared.queue import RequestQueue
+from tests.support.machines import run_machine
 from tests.support.records import make_request, token_record
 from tests.support.redis_server import RedisServer
 from tests.support.relay_model import LEASE_MS, Client, Truth, Workers, payload
@@ -247,12 +246,7 @@ class RelayMachine(RuleBasedStateMachine):
 def _check(server: RedisServer, monkeypatch: pytest.MonkeyPatch, examples: int, steps: int) -> None:
     monkeypatch.setattr(follower, "SILENCE_S", SILENCE_S)
     monkeypatch.setattr(relay, "_CLOSE_S", 0.01)  # those who wait for a grace time to pass need not be waited for
-    run_state_machine_as_test(
-        lambda: RelayMachine(server),
-        settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_machine(lambda: RelayMachine(server), examples, steps)
 
 
 @pytest.mark.timeout(600)  # a failure takes its time to shrink
