@@ -103,9 +103,12 @@ class Engine:
             return left
         return min(left - self._num_live["batch"], 0 if self._scheduler.num_held_back else left)
 
-    def step(self) -> list[TokenEvent]:
-        """One pass of the loop. Raises only what no single request is to blame for: then this engine is done for."""
-        self._last_step_start = self._clock()
+    def step(self, began: float = 0.0) -> list[TokenEvent]:
+        """One pass of the loop. Raises only what no single request is to blame for: then this engine is done for.
+
+        `began`: when the caller began with it, by the engine's clock; 0: now. Later plans go by what it took.
+        """
+        self._last_step_start = began or self._clock()
         events = self._take_inbox()
         plan = self._scheduler.schedule()
         if plan is not None:

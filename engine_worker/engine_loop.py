@@ -97,9 +97,9 @@ class EngineLoop:
         failure: BaseException | None = None
         try:
             while self._wait_for_work():
-                self._step_started = time.monotonic()
+                self._step_started = began = time.monotonic()
                 self._faults.before_step()
-                events = self._engine.step()
+                events = self._engine.step(began)
                 self._faults.after_step()
                 self.steps += 1
                 self._step_started = None

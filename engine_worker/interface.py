@@ -51,8 +51,11 @@ class SteppingEngine(Protocol):
     def free_seats(self, klass: Klass) -> int:
         """How many more requests of this class would run at once if they came now; negative: so many wait."""
 
-    def step(self) -> list[TokenEvent]:
-        """One pass. Raises only what no single request is to blame for: then the engine is done for."""
+    def step(self, began: float = 0.0) -> list[TokenEvent]:
+        """One pass, which began at `began` (seconds of `time.monotonic()`, 0: now).
+
+        Raises only what no single request is to blame for: then the engine is done for.
+        """
 
 
 class ServingEngine(SteppingEngine, Protocol):

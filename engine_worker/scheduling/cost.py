@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["StepCost", "StepShape"]
 
@@ -24,6 +25,8 @@ _SWEEPS = 20
 _DRIFT_RATE = 0.1
 _DRIFT_LIMITS = (0.5, 2.0)
 _LEAST_TRUSTED = 64
+_OUTLIER = 2.0
+_MISTRUST = 0.9
 
 
 @dataclass(slots=True)
@@ -124,8 +127,14 @@ class StepCost:
         """Least squares of the relative error under non-negative coefficients, by coordinate descent from the last."""
         medians = [sorted(times)[len(times) // 2] for times in self._kinds.values()]
         rows = np.array([features for _, features in medians]) / np.array([[seconds] for seconds, _ in medians])
-        gram = (rows.T @ rows).tolist()
-        target = rows.sum(0).tolist()
+        self._descend(rows, rows)
+        # A first touch of memory, or another program: what took more than twice its prediction hardly counts.
+        if (outliers := rows @ np.array(self._coefficients) < 1 / _OUTLIER).any():
+            self._descend(rows, np.where(outliers[:, None], 1 - _MISTRUST, 1.0) * rows)
+
+    def _descend(self, rows: NDArray[np.float64], weighted: NDArray[np.float64]) -> None:
+        gram = (weighted.T @ rows).tolist()
+        target = weighted.sum(0).tolist()
         values = self._coefficients
         for _ in range(_SWEEPS):
             for j, line in enumerate(gram):

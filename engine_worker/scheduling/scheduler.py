@@ -129,8 +129,12 @@ class Scheduler:
         """Requests that share the step with none of a higher class."""
         decodes, catching_up = self._split(batch, klass)
         batch.add_decodes(decodes)
-        limit = self._pace.limit(batch.shape)
+        seats = max(0, self._max_running - len(self._queues.running[klass]))
+        prompts = len(catching_up) + min(seats, len(self._queues.waiting[klass]))
+        limit = (self._pace.limit if klass == "interactive" else self._pace.limit_alone)(batch.shape, prompts)
         self._plan_prompts(batch, klass, catching_up, limit, batch.shape.tokens + FLOOR_TOKENS)
+        if klass == "interactive" and batch.shape.tokens:
+            self._pace.saw_interactive(batch.shape, len(decodes))
 
     def _plan_beside(self, batch: BatchBuilder) -> None:
         """Batch requests in a step that holds interactive ones: as many as make it little longer."""

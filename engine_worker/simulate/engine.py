@@ -110,9 +110,9 @@ class SimulatedEngine:
             before = sum(klass == "batch" or other == "interactive" for other in self._live.values())
         return self._max_running - before
 
-    def step(self) -> list[TokenEvent]:
+    def step(self, began: float = 0.0) -> list[TokenEvent]:
         """What is due; when nothing is, waits a little and returns nothing."""
-        started = self._clock()
+        started = began or self._clock()
         self._step_times = (started, self._step_times[1])
         self._arrived.clear()
         events = self._take_inbox()

@@ -38,7 +38,7 @@ class CountingEngine:
     def free_seats(self, klass: Klass) -> int:
         return 4 - len(self.inbox) - len(self.running)
 
-    def step(self) -> list[TokenEvent]:
+    def step(self, began: float = 0.0) -> list[TokenEvent]:
         self.gate.wait()
         if self.failure is not None:
             raise self.failure
