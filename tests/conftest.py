@@ -1,14 +1,39 @@
-"""Fixtures for every test: a real Redis of the test run's own, empty at the start of each test, checked at its end."""
+"""Fixtures for every test: a real Redis of the test run's own, empty at the start of each test, checked at its end.
+
+After a failure what it stood on is made anew, and the run's last lines say why, see tests/support/{renewed,reasons}.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 from redis.asyncio import Redis
 
 from shared.connections import command_client
+from tests.support.reasons import PROCESS_LOGS, Reasons
 from tests.support.redis_server import RedisServer
+from tests.support.renewed import spoil_what_failed
+from tests.support.stack import Process, Stack
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Reasons())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the processes wrote, also those that outlive the test; nobody else gets them."""
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            process = getattr(value, "stack", value)
+            if isinstance(process, Stack):
+                report.sections.append((PROCESS_LOGS, process.logs()))
+            elif isinstance(process, Process):
+                report.sections.append((PROCESS_LOGS, process.log()))
+        spoil_what_failed(item)
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.chaos_load import MODEL, Oracle
-from tests.support.crowding import crowding
+from tests.support.patience import Patience
 from tests.support.redis_server import RedisServer
-from tests.support.stack import Pod, Process, Stack, Worker
+from tests.support.renewed import Renewed
+from tests.support.stack import Pod, Stack, Worker
 from tests.support.tiny_model import make_tiny_llama
 
 QUEUE_LIMIT = 6
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failure shows what the processes wrote, also those that outlive the test."""
-    report = (yield).get_result()  # type: ignore[misc, attr-defined]
-    if report.failed:
-        for fixture in getattr(item, "funcargs", {}).values():
-            stack = getattr(fixture, "stack", fixture)
-            if isinstance(stack, Stack):
-                report.sections.append(("processes", stack.logs()))
-            elif isinstance(stack, Process):
-                report.sections.append(("processes", stack.log()))
 
 
 @pytest.fixture(scope="session")
@@ -36,14 +26,46 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def patience() -> float:
+def patience() -> Iterator[Patience]:
     """What limits on durations are multiplied by: 1.0 unless others use this machine as well."""
-    return crowding()
+    with Patience() as measured:
+        yield measured
 
 
 @pytest.fixture(scope="session")
 def oracle(tiny: Path) -> Oracle:
     return Oracle(tiny)
+
+
+@dataclass
+class Arena:
+    """A Redis and the stack on it."""
+
+    server: RedisServer
+    stack: Stack
+
+
+def make_arenas(log_dir: Path, model: Path, **options: Any) -> Iterator[Renewed[Arena]]:
+    """Body of a module's fixture `arenas`, on which its tests' `server` and `stack` stand; `options` as of `Stack`."""
+
+    @contextmanager
+    def make() -> Iterator[Arena]:
+        with RedisServer() as server, Stack(server.url, model, log_dir=log_dir, **options) as stack:
+            yield Arena(server, stack)
+
+    renewed = Renewed(make)
+    yield renewed
+    renewed.close()
+
+
+@pytest.fixture
+def server(arenas: Renewed[Arena]) -> RedisServer:
+    return arenas.get().server
+
+
+@pytest.fixture
+def stack(arenas: Renewed[Arena]) -> Stack:
+    return arenas.get().stack
 
 
 @dataclass
@@ -72,12 +94,23 @@ class Front:
 
 
 @pytest.fixture(scope="session")
-def front(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def fronts(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Renewed[Front]]:
+    @contextmanager
+    def make() -> Iterator[Front]:
+        env = {"HEADRACE_DTYPE": "float32", "HEADRACE_FAULT": "step-delay-ms:15"}
+        options = {"worker_env": env, "log_dir": tmp_path_factory.mktemp("logs"), "wait": False}
+        with RedisServer() as server, Stack(server.url, tiny, pods=1, **options) as stack:
+            stack.add_pod({"HEADRACE_MAX_QUEUE_REQUESTS": str(QUEUE_LIMIT)}, wait=False)
+            stack.add_worker({"HEADRACE_SERVED_MODEL_NAME": "narrow", "HEADRACE_MAX_NUM_SEQS": "2"}, wait=False)
+            stack.wait_ready()
+            yield Front(server, stack)
+
+    renewed = Renewed(make)
+    yield renewed
+    renewed.close()
+
+
+@pytest.fixture
+def front(fronts: Renewed[Front]) -> Front:
     """For tests that harm no process but a pod, which they start again."""
-    env = {"HEADRACE_DTYPE": "float32", "HEADRACE_FAULT": "step-delay-ms:15"}
-    options = {"worker_env": env, "log_dir": tmp_path_factory.mktemp("logs"), "wait": False}
-    with RedisServer() as server, Stack(server.url, tiny, pods=1, **options) as stack:
-        stack.add_pod({"HEADRACE_MAX_QUEUE_REQUESTS": str(QUEUE_LIMIT)}, wait=False)
-        stack.add_worker({"HEADRACE_SERVED_MODEL_NAME": "narrow", "HEADRACE_MAX_NUM_SEQS": "2"}, wait=False)
-        stack.wait_ready()
-        yield Front(server, stack)
+    return fronts.get()

@@ -16,9 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.chaos_checks import Books, assert_exact, field_of, queued
+from tests.chaos.conftest import Arena, make_arenas
+from tests.support.chaos_checks import Books, assert_exact, busiest, field_of, queued
 from tests.support.chaos_load import Expected, Oracle, follow_all
+from tests.support.patience import Patience
 from tests.support.redis_server import RedisServer
+from tests.support.renewed import Renewed
 from tests.support.stack import Pod, Process, Stack
 from tests.support.stream_client import Outcome, events, follow
 from tests.support.wait import eventually
@@ -41,26 +44,10 @@ ENV = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def stack(server: RedisServer, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    envs = {"worker_env": ENV, "pod_env": {"HEADRACE_DRAIN_TIMEOUT_S": str(DRAIN_S)}}
+def arenas(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Renewed[Arena]]:
+    pod_env = {"HEADRACE_DRAIN_TIMEOUT_S": str(DRAIN_S)}
     log_dir = tmp_path_factory.mktemp("logs")
-    with Stack(server.url, tiny, pods=2, workers=2, **envs, log_dir=log_dir) as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-async def whole_stack(server: RedisServer, stack: Stack) -> None:
-    """Each test begins with every process running and an empty queue, also after one that failed half-way."""
-    for process in (*stack.workers, *stack.pods):
-        if not process.alive:
-            await process.restarted()
-    await eventually(lambda: queued(server) == 0, 60, what="what an earlier test began is over")
+    yield from make_arenas(log_dir, tiny, pods=2, workers=2, worker_env=ENV, pod_env=pod_env)
 
 
 async def all_speak(outcomes: list[Outcome], events: int = 4) -> None:
@@ -76,29 +63,27 @@ async def exit_time(process: Process, limit_s: float = 15.0) -> float:
 
 
 async def test_sh_01_sh_07_a_stopped_worker_leaves_within_two_seconds_and_its_streams_go_on(
-    server: RedisServer, stack: Stack, oracle: Oracle, patience: float
+    server: RedisServer, stack: Stack, oracle: Oracle, patience: Patience
 ) -> None:
     url = stack.pods[0].url
     expected = await oracle.expected(8, (100, 140))
     books, outcomes = Books.open(server), [Outcome() for _ in expected]
     running = asyncio.create_task(follow_all([url], expected, outcomes=outcomes))
     await all_speak(outcomes)
-    holders = Counter(field_of(server, outcome.rid, "holder") for outcome in outcomes)
-    leaving = max(stack.workers, key=lambda worker: holders[worker.worker_id])
-    taken = [o for o in outcomes if field_of(server, o.rid, "holder") == leaving.worker_id]
+    leaving, taken = busiest(server, stack.workers, outcomes)
     assert taken
     assert await exit_time(leaving) < WORKER_EXIT_S + PROCESS_END_S * patience
     assert_exact(expected, await running)
     assert [outcome.reconnects for outcome in outcomes] == [0] * len(outcomes)
     assert max(outcome.longest_gap for outcome in outcomes) < PAUSE_S * patience
-    assert {field_of(server, o.rid, "epoch") for o in taken} == {"2"}
+    assert {field_of(server, rid, "epoch") for rid in taken} == {"2"}
     await books.settle(outcomes)
     assert "Traceback" not in leaving.log()
     leaving.restart()
 
 
 async def test_sh_03_sh_05_a_stopped_pod_finishes_what_fits_and_redirects_the_rest(
-    server: RedisServer, stack: Stack, oracle: Oracle, patience: float
+    server: RedisServer, stack: Stack, oracle: Oracle, patience: Patience
 ) -> None:
     leaving, other = stack.pods
     long, short = await oracle.expected(6, (100, 110)), await oracle.expected(5, (8, 12))
@@ -106,6 +91,7 @@ async def test_sh_03_sh_05_a_stopped_pod_finishes_what_fits_and_redirects_the_re
     outcomes = [Outcome() for _ in expected]
     running = asyncio.create_task(_from(leaving, other, expected, outcomes))
     await all_speak(outcomes[: len(long)])
+    await eventually(lambda: all(o.arrivals for o in outcomes), 30, what="the short ones were accepted as well")
     took = await exit_time(leaving)
     assert_exact(expected, await running)
     assert took < DRAIN_S + UVICORN_S * patience
@@ -136,7 +122,7 @@ async def _from(
     return await asyncio.gather(*map(one, range(len(expected))), return_exceptions=True)
 
 
-async def test_an_idle_connection_does_not_keep_a_pod(stack: Stack, patience: float) -> None:
+async def test_an_idle_connection_does_not_keep_a_pod(stack: Stack, patience: Patience) -> None:
     pod = stack.pods[0]
     async with httpx.AsyncClient(base_url=pod.url, timeout=10, trust_env=False, verify=False) as client:
         for path in ("/health", "/v1/models"):
@@ -148,7 +134,7 @@ async def test_an_idle_connection_does_not_keep_a_pod(stack: Stack, patience: fl
 
 
 async def test_sh_01_rd_21_everything_is_restarted_one_by_one_under_load(
-    server: RedisServer, stack: Stack, oracle: Oracle, patience: float
+    server: RedisServer, stack: Stack, oracle: Oracle, patience: Patience
 ) -> None:
     expected = await oracle.expected(24, (40, 110))
     books, outcomes = Books.open(server), [Outcome() for _ in expected]

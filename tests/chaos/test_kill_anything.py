@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 from tests.support.chaos_checks import Books, assert_exact
 from tests.support.chaos_load import WORDS, Expected, make_bodies, undisturbed, with_stops
 from tests.support.chaos_pauses import describe, find_pauses, percentile, take_overs
+from tests.support.patience import Patience
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Pod, Stack, Worker
 from tests.support.stream_client import Outcome, follow
@@ -26,6 +27,8 @@ from tests.support.tiny_model import make_tiny_llama
 
 STREAMS = 200
 KILL_EVERY_S = 2.0
+SHARES = {"redis": 1, "pod": 2, "worker": 3}
+"""How often each kind dies: as many as there are."""
 LEASE_MS = 2000
 LEASE_MARGIN_S = 2.0
 DEADLINE_S = 180.0
@@ -59,10 +62,11 @@ class Reaper:
     def strike(self) -> None:
         pods = [pod for pod in self.stack.pods if pod.alive and pod.is_ready()]
         workers = [worker for worker in self.stack.workers if worker.alive and worker.is_ready()]
-        victims: list[Pod | Worker | RedisServer] = [self.redis]
-        victims += pods if len(pods) > 1 else []
-        victims += workers if len(workers) > 1 else []
-        victim = self.rng.choice(victims)
+        victims: dict[str, Sequence[Pod | Worker | RedisServer]] = {"redis": [self.redis]}
+        victims |= {"pod": pods} if len(pods) > 1 else {}
+        victims |= {"worker": workers} if len(workers) > 1 else {}
+        kind = min(victims, key=lambda one: (self.kills[one] / SHARES[one], self.rng.random()))
+        victim = self.rng.choice(victims[kind])
         if isinstance(victim, RedisServer):
             self._note("redis")
             victim.restart()
@@ -85,7 +89,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.mark.timeout(240)
 async def test_every_client_gets_exactly_the_undisturbed_tokens(
-    redis: RedisServer, tmp_path: Path, patience: float
+    redis: RedisServer, tmp_path: Path, patience: Patience
 ) -> None:
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
     await _survive(redis, str(model), "tiny", (40, 130), tmp_path, patience)
@@ -94,12 +98,12 @@ async def test_every_client_gets_exactly_the_undisturbed_tokens(
 @pytest.mark.soak
 @pytest.mark.real_model
 @pytest.mark.timeout(1800)
-async def test_the_real_model_survives_the_same(redis: RedisServer, tmp_path: Path, patience: float) -> None:
+async def test_the_real_model_survives_the_same(redis: RedisServer, tmp_path: Path, patience: Patience) -> None:
     await _survive(redis, "", "SmolLM2-135M-Instruct", (8, 24), tmp_path, patience)
 
 
 async def _survive(
-    redis: RedisServer, model: str, name: str, max_tokens: tuple[int, int], log_dir: Path, patience: float
+    redis: RedisServer, model: str, name: str, max_tokens: tuple[int, int], log_dir: Path, patience: Patience
 ) -> None:
     settings = {"worker_env": ENV, "pod_env": {"HEADRACE_KEEPALIVE_S": "1"}}
     with Stack(redis.url, model, pods=2, workers=3, **settings, log_dir=log_dir) as stack:

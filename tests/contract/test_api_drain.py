@@ -11,8 +11,9 @@ import time
 
 from shared.messages import Delta, GenerateRequest
 from tests.support.api_pod import RawStream, chat_body, chunks_of, running_pod, texts_of
+from tests.support.ports import free_port
 from tests.support.scripted_worker import ScriptedWorker, say_each
-from tests.support.stack import Pod, free_port
+from tests.support.stack import Pod
 from tests.support.wait import eventually
 
 CHAT = "/v1/chat/completions"

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.support.stack import free_port
+from tests.support.ports import free_port
 from tests.support.wait import eventually_sync
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.stack import free_port
+from tests.support.ports import free_port
 from tests.support.tiny_model import make_tiny_llama
 from tests.support.wait import eventually_sync
 

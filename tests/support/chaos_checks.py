@@ -17,10 +17,23 @@ from shared.keys import request_key
 from shared.messages import Record, decode_record
 from tests.support.chaos_load import Expected
 from tests.support.redis_server import RedisServer
+from tests.support.stack import Worker
 from tests.support.stream_client import Outcome
-from tests.support.wait import eventually
+from tests.support.wait import eventually, eventually_sync
 
-__all__ = ["Books", "assert_exact", "connected", "counts", "field_of", "ledger", "problem", "queued", "read_log"]
+__all__ = [
+    "Books",
+    "assert_exact",
+    "busiest",
+    "connected",
+    "counts",
+    "field_of",
+    "held_by",
+    "ledger",
+    "problem",
+    "queued",
+    "read_log",
+]
 
 _COUNTED = ("prompt_tokens", "completion_tokens", "total_tokens")
 SETTLE_S = 20.0
@@ -85,6 +98,22 @@ def field_of(server: RedisServer, rid: str, name: str) -> str:
     return value.decode() if value is not None else ""
 
 
+def held_by(server: RedisServer, worker: Worker, outcomes: Iterable[Outcome]) -> list[str]:
+    """Requests that `worker` owns and that have not ended."""
+    rids = [outcome.rid for outcome in outcomes if outcome.rid]
+    return [
+        rid
+        for rid in rids
+        if field_of(server, rid, "holder") == worker.worker_id and field_of(server, rid, "state") == "open"
+    ]
+
+
+def busiest(server: RedisServer, workers: Sequence[Worker], outcomes: Sequence[Outcome]) -> tuple[Worker, list[str]]:
+    """The worker that owns most of them, with what it owns: which one took how many is chance."""
+    held = [(worker, held_by(server, worker, outcomes)) for worker in workers]
+    return max(held, key=lambda one: len(one[1]))
+
+
 def read_log(server: RedisServer, rid: str) -> list[Record]:
     """The log of a request as it stands; AssertionError when a sequence number is missing or comes twice."""
     with connected(server) as client:
@@ -114,6 +143,8 @@ class Books:
 
     @classmethod
     def open(cls, server: RedisServer) -> Books:
+        """From now on, when whatever an earlier test began is over."""
+        eventually_sync(lambda: queued(server) == 0, SETTLE_S, interval=0.1, what="nothing of earlier tests runs")
         with connected(server) as client:
             known = {key.decode().rsplit(":", 1)[1] for key in client.scan_iter(match="*:log:*", count=10_000)}
         return cls(server, ledger(server), known)
@@ -133,7 +164,8 @@ class Books:
             sums["prompt_tokens"] += end.usage.prompt_tokens
             sums["completion_tokens"] += end.usage.completion_tokens
         billed = ledger(self.server)
-        assert {name: billed[name] - self.before[name] for name in sums} == dict(sums), "ledger and logs differ"
+        difference = {name: billed[name] - self.before[name] for name in sums}
+        assert difference == dict(sums), f"the ledger grew by {difference}, the logs by {dict(sums)}"
         told = {outcome.rid: outcome.usage for outcome in outcomes if outcome.usage is not None}
         for rid, usage in told.items():
             end = logs[rid][-1].end

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import redis
+
+from tests.support.ports import free_port
 
 __all__ = ["RedisServer", "server_binary"]
 
@@ -37,19 +38,13 @@ def _bound_to_this_process() -> list[str]:
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class RedisServer:
     """One server process. `with RedisServer(aof=True) as server:`; `server.url` names it, also after a restart."""
 
     def __init__(self, *options: str, aof: bool = False) -> None:
         self._options = options
         self._aof = aof
-        self.port = _free_port()
+        self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-redis-"))
         self.run_id = ""
         self._process: subprocess.Popen[bytes] | None = None

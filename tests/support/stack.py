@@ -11,7 +11,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,26 +26,21 @@ import redis
 
 from shared.keys import worker_key
 from shared.messages import WorkerCard
+from tests.support.ports import free_port
 from tests.support.wait import eventually_sync
 
-__all__ = ["Pod", "Process", "Stack", "Worker", "free_port"]
+__all__ = ["Pod", "Process", "Stack", "Worker"]
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S = 60.0
-"""A tiny model loads in about 3 s, the real one in about 10; a busy machine takes longer."""
+READY_S = 100.0
+"""A tiny model loads in about 3 s, the real one in about 10; a busy machine takes longer, and the first process on a
+machine compiles the kernels. Less than a test's time limit, so that a failure comes with the log."""
 STOP_S = 20.0
 _POLL_S = 0.05
-_LOG_TAIL = 4000
+_LOG_TAIL = 2000
 _WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 """So that nothing is left when pytest itself is killed; becomes the program, same process id."""
 _ids = itertools.count()
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

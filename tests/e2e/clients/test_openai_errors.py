@@ -13,7 +13,8 @@ import pytest
 
 from tests.e2e.clients.conftest import CAPITAL, KEY
 from tests.e2e.conftest import REAL_MODEL
-from tests.support.stack import Pod, Stack, free_port
+from tests.support.ports import free_port
+from tests.support.stack import Pod, Stack
 
 pytestmark = pytest.mark.real_model
 
