@@ -44,7 +44,12 @@ def test_the_first_try_of_a_test_that_passed_in_the_end_is_explained(tmp_path: P
     (tmp_path / "test_it.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--reruns", "1"]
     run = subprocess.run(
-        [*command, str(tmp_path)], env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=60
+        [*command, str(tmp_path)],
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert run.returncode == 0, run.stdout
     told = run.stdout.split("why tests failed")[1]
@@ -92,7 +97,7 @@ def test_one_that_could_not_be_made_is_tried_again() -> None:
     def make():  # type: ignore[no-untyped-def]
         attempts.append(1)
         if len(attempts) == 1:
-            raise OSError('no room')
+            raise OSError("no room")
         yield "made"
 
     renewed: Renewed[str] = Renewed(make)
