@@ -117,7 +117,9 @@ class StepCost:
         if len(times) < _TIMES or self._num_learned % _REFIT_EVERY == 0:
             self._fit()
             # What the coefficients have taken in is no drift any more.
-            if expected > 0 and (fitted := self._fitted(features)) > 0:
+            if len(times) == 1:
+                self._drift = 1.0  # the miss was ignorance of this kind
+            elif expected > 0 and (fitted := self._fitted(features)) > 0:
                 self._drift = min(max(self._drift * expected / fitted, low), high)
 
     def _fitted(self, features: tuple[float, ...]) -> float:

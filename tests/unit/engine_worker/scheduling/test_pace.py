@@ -139,6 +139,56 @@ def test_batch_work_stretches_nineteen_of_twenty_steps_by_no_more_than_its_share
     assert sum(beside) <= (1 + 2 * BATCH_SHARE) * sum(alone)
 
 
+def mixed_gaps(drive: SchedulerDrive, batch: int) -> tuple[list[float], int]:
+    """Gaps of interactive streams that come one after the other, so that a good part of their steps holds a prompt; and
+    the tokens of batch requests computed beside them."""
+    for number in range(batch):
+        drive.add([number % 50] * 40, max_tokens=900, klass="batch")
+    for _ in range(20):
+        drive.step()
+    streams, beside = [], 0
+    for number in range(60):
+        streams.append(drive.add([number % 50, 1] * 20, max_tokens=12))
+        for _ in range(3):
+            plan = drive.step()
+            assert plan is not None
+            mine = {stream.request_id for stream in streams}
+            beside += sum(row.num_new_tokens for row in plan.rows if row.request_id not in mine)
+    return sorted(gap for stream in streams for gap in drive.gaps(stream)), beside
+
+
+def test_batch_work_fills_short_steps_up_to_what_streams_are_used_to() -> None:
+    alone, _ = mixed_gaps(make_drive(SLOW_CPU), 0)
+    beside, tokens = mixed_gaps(make_drive(SLOW_CPU, max_num_seqs=24), 16)
+    p95 = int(len(alone) * 0.95)
+    assert beside[p95] <= 1.1 * alone[p95]
+    # Steps are 10 ms long without a prompt: 5 % of that would be no room for any row.
+    assert tokens >= 180 * 8
+
+
+def test_what_streams_are_used_to_is_forgotten() -> None:
+    drive = make_drive(SLOW_CPU, max_num_seqs=24)
+    mixed_gaps(drive, 4)
+    stream = drive.add([1, 2, 3], max_tokens=400)
+    run_until_ended(drive, stream.request_id)
+    assert sorted(drive.gaps(stream)[-100:])[95] <= (1 + BATCH_SHARE + 0.02) * 0.0062
+
+
+def test_many_who_wait_for_few_get_larger_chunks() -> None:
+    """Fifteen prompts beside one stream: with steps of 100 ms each chunk would pay for reading the weights again."""
+    drive = make_drive(machine(0.06, 0.001))
+    busy(drive, 1)
+    for number in range(15):
+        drive.add([number, 9] * 40, max_tokens=1)
+    steps = []
+    for _ in range(8):
+        before = drive.now
+        assert drive.step() is not None
+        steps.append(drive.now - before)
+    assert max(steps) >= 0.15, "100 ms hold 40 tokens of them"
+    assert max(steps) <= 0.26
+
+
 def test_where_rows_are_nearly_free_all_batch_requests_go_on_beside_an_interactive_one() -> None:
     drive = make_drive(ACCELERATOR, max_num_seqs=24)
     gaps_beside(drive, 20)
