@@ -5,9 +5,9 @@ In: predicted and measured times of steps. Out: how many tokens of a row fit. Li
 - With decodes in it: the target inter-token latency, or without one 100 ms (more where as many wait for their first
   token as run: up to 250 ms), or twice what the decodes take alone.
 - Prefill alone: 250 ms, so that whoever arrives waits no longer.
-- Batch rows beside interactive ones: 5 % on top of the interactive rows alone, or what the slowest quarter of interactive
-  steps take without them, or the target, whichever is most. What stays unused of the 5 % is saved up; batch rows that
-  found no room for 25 steps may spend it, so that they never stand still.
+- Batch rows beside interactive ones: 5 % on top of the interactive rows alone, or what the slowest quarter of
+  interactive steps take without them, or the target, whichever is most. What stays unused of the 5 % is saved up; batch
+  rows that found no room for 25 steps may spend it, so that they never stand still.
 - Batch rows alone, while interactive requests come and go: about one such step, for the next one has to wait for it.
 """
 
