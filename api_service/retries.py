@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import WatchError
 
 from api_service.chunks import terminal_error
@@ -95,7 +96,11 @@ async def _forget(redis: Redis, rid: str, digest: str) -> None:
     key = idempotency_key(shard_of(rid), digest)
     async with redis.pipeline() as pipe:
         await pipe.watch(key)
-        if await pipe.get(key) != rid.encode():
+        try:
+            holder = await pipe.get(key)
+        except WatchError as error:  # what redis-py makes of a connection that breaks while it watches
+            raise RedisConnectionError(str(error)) from error
+        if holder != rid.encode():
             return
         pipe.multi()  # type: ignore[no-untyped-call]
         pipe.delete(key)

@@ -90,14 +90,17 @@ async def accepted(scene: Scene, within_s: float) -> None:
 
 def flush_all(server: RedisServer, rids: list[str]) -> set[str]:
     """Deletes everything; those of the requests that had ended by then."""
+    rids = [rid for rid in rids if rid]
     with connected(server) as client, client.pipeline(transaction=True) as together:
         for rid in rids:
             together.hget(request_key(rid), "state")
         together.flushall()
         *states, _ = together.execute()
-    return {rid for rid, state in zip(rids, states, strict=True) if rid and state == b"done"}
+    return {rid for rid, state in zip(rids, states, strict=True) if state == b"done"}
 
 
 def stored_records(scene: Scene, outcomes: list[Outcome]) -> dict[str, int]:
-    """By request, of those that clients know of."""
-    return {outcome.rid: len(read_log(scene.server, outcome.rid)) for outcome in outcomes if outcome.rid}
+    """By request, of those that clients have text of."""
+    return {
+        outcome.rid: len(read_log(scene.server, outcome.rid)) for outcome in outcomes if any(outcome.texts.values())
+    }
