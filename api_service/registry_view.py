@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ from shared.registry import list_models, list_workers, load_blob, load_prefixes
 __all__ = ["STEP_LIMIT_MS", "RegistryView", "Snapshot"]
 
 REFRESH_S = 1.0
+EAGER_REFRESH_S = 0.2
+"""While no worker serves: whoever started the first one waits for it."""
 MISS_REFRESH_S = 0.2
 """Unknown model names make at most this many refreshes a second, however many clients send them."""
 KEEP_S = 3.0
@@ -59,6 +61,12 @@ class Snapshot:
 
 def _hangs(card: WorkerCard) -> bool:
     return card.running > 0 and card.last_step_age_ms > STEP_LIMIT_MS
+
+
+def _seen_by_request(task: asyncio.Task[Vocabulary]) -> None:
+    """A failure is told by the next request, which tries again; asyncio need not report it as forgotten."""
+    if not task.cancelled():
+        task.exception()
 
 
 class RegistryView:
@@ -110,13 +118,22 @@ class RegistryView:
 
     async def vocabulary(self, sha: str) -> Vocabulary:
         """The tokenizer with this content hash, loaded once. Raises ModelNotFound while Redis does not have it."""
+        return await self._reachability.answer(self._loading(sha))
+
+    def _loading(self, sha: str) -> asyncio.Task[Vocabulary]:
         task = self._vocabularies.get(sha)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.create_task(self._load_vocabulary(sha), name="load tokenizer")
             self._vocabularies[sha] = task
             while len(self._vocabularies) > _MAX_VOCABULARIES:
                 self._vocabularies.pop(next(iter(self._vocabularies)))
-        return await self._reachability.answer(task)
+        return task
+
+    def _load_ahead(self, cards: Collection[ModelCard]) -> None:
+        """Tokenizers of models that were just seen, so that the first request does not wait for them."""
+        if len(cards) <= _MAX_VOCABULARIES:
+            for sha in {card.tokenizer for card in cards} - self._vocabularies.keys():
+                self._loading(sha).add_done_callback(_seen_by_request)
 
     async def refresh(self) -> None:
         """A snapshot not older than MISS_REFRESH_S. The reads run in a task of their own, whoever stops waiting.
@@ -168,7 +185,7 @@ class RegistryView:
     async def _keep_fresh(self) -> None:
         while True:
             await asyncio.wait([self._refresh_task()])
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(REFRESH_S if self.snapshot.serving() else EAGER_REFRESH_S)
 
     async def _refresh(self) -> None:
         try:
@@ -188,6 +205,7 @@ class RegistryView:
             self.snapshot = Snapshot(self.snapshot.models, (), {}, redis_ok=False)
         else:
             self.snapshot = Snapshot(listed, tuple(workers), depths, redis_ok=True, tenants=tenants, prefixes=prefixes)
+            self._load_ahead(listed.values())
         self._refreshed_at = time.monotonic()
 
     async def _prefixes(self, workers: Sequence[WorkerCard]) -> dict[str, frozenset[bytes]]:

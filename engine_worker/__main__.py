@@ -16,6 +16,8 @@ from engine_worker.worker import EXIT_UNUSABLE, run_worker
 
 def main() -> int:
     """Runs one worker; returns its exit code."""
+    # An engine thread without work sleeps: OpenMP's default spins, on cores that others need. Read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         settings = read_settings()
     except SettingsError as error:

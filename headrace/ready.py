@@ -16,7 +16,7 @@ import httpx
 
 __all__ = ["base_url", "reachable_host", "ready_text", "wait_ready"]
 
-POLL_S = 0.2
+POLL_S = 0.05
 DEFAULT_URL = "http://127.0.0.1:8000"
 PROMPT = "Write a short haiku about Python programming."
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}

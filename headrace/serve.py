@@ -195,8 +195,6 @@ class _Service:
     def _worker_settings(self, settings: dict[str, str], index: int) -> dict[str, str]:
         threads = engine_threads(_cores(), self._plan.workers)
         own = {"HEADRACE_THREADS": str(threads)} if threads else {}
-        # An engine thread without work sleeps: by default OpenMP's spin, on cores that the pod and Redis need.
-        own["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         # A name that outlives the process: started again, it finds its own requests without waiting for the lease.
         name = settings.get("HEADRACE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
         suffix = f"-{index + 1}" if self._plan.workers > 1 else ""

@@ -33,11 +33,10 @@ class GrammarCompiler:
             raise ValueError("the package llguidance is not installed")
         if not eos_token_ids:
             raise ValueError("the model has no end token")
-        wrapper = _Vocabulary(tokenizer_json, token_bytes, eos_token_ids[0], vocab_size)
-        self._tokenizer = llguidance.LLTokenizer(
-            cast("Any", wrapper), n_vocab=vocab_size, eos_token=list(eos_token_ids)
-        )
+        self._source = (tokenizer_json, token_bytes, tuple(eos_token_ids), vocab_size)
+        self._tokenizer: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
+        self._making = threading.Lock()
         self._compiled: OrderedDict[GrammarSpec, llguidance.LLMatcher] = OrderedDict()
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
@@ -51,7 +50,7 @@ class GrammarCompiler:
         return TokenMatcher(root.deep_copy())
 
     def _compile(self, spec: GrammarSpec) -> llguidance.LLMatcher:
-        root = llguidance.LLMatcher(self._tokenizer, grammar_text(spec), log_level=0, limits=limits())
+        root = llguidance.LLMatcher(self._known_tokenizer(), grammar_text(spec), log_level=0, limits=limits())
         if root.is_error():
             raise GrammarError(first_line(root.get_error()))
         with self._lock:
@@ -59,6 +58,20 @@ class GrammarCompiler:
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return root
+
+    def _known_tokenizer(self) -> llguidance.LLTokenizer:
+        """Made for the first grammar: it takes a quarter of a second, which no start should wait for."""
+        with self._making:
+            if self._tokenizer is None:
+                tokenizer_json, token_bytes, eos, vocab_size = self._source
+                wrapper = _Vocabulary(tokenizer_json, token_bytes, eos[0], vocab_size)
+                try:
+                    self._tokenizer = llguidance.LLTokenizer(
+                        cast("Any", wrapper), n_vocab=vocab_size, eos_token=list(eos)
+                    )
+                except ValueError as error:
+                    raise GrammarError(f"this model's tokenizer has no grammars: {first_line(str(error))}") from error
+            return self._tokenizer
 
 
 class _Vocabulary:

@@ -152,8 +152,10 @@ def _byte_level(piece: str | bytes) -> bytes:
     """A token with a character outside the alphabet (an added token) stands for itself."""
     if isinstance(piece, bytes):
         return piece
-    values = [_ALPHABET.get(char) for char in piece]
-    return piece.encode() if None in values else bytes(value for value in values if value is not None)
+    try:
+        return bytes([_ALPHABET[char] for char in piece])
+    except KeyError:
+        return piece.encode()
 
 
 def _byte_fallback(piece: str | bytes) -> str | bytes:
