@@ -71,6 +71,7 @@ void amx_flat(const TileJob& job, int64_t row) {
 // 32 rows by NB <= 2 panels: four products for four loads.
 template <bool INT8, int NB>
 void amx_square(const TileJob& job, int64_t row, int panel) {
+  const int64_t tiles = job.steps / 16, lda = job.lda;  // locals: tile loads are barriers to GCC
   const uint8_t *a0 = job.a + row * job.lda, *a1 = a0 + 16 * job.lda;
   const uint8_t *b0 = job.panels[panel], *b1 = job.panels[NB > 1 ? panel + 1 : panel];
   auto *c0 = (float*)job.c + row * job.ldc + panel * PANEL, *c1 = c0 + 16 * job.ldc;
@@ -86,12 +87,14 @@ void amx_square(const TileJob& job, int64_t row, int panel) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int64_t t = 0; t < job.steps / 16; ++t) {
-    for (int n = 0; n < NB; ++n) amx_prefetch(job, panel + n, t);
-    _tile_loadd(4, a0 + t * 64, job.lda);
+  for (int n = 0; n < NB; ++n) {
+    for (int64_t t = job.ahead_first / 16; t < job.ahead_last / 16; ++t) amx_prefetch(job, panel + n, t);
+  }
+  for (int64_t t = 0; t < tiles; ++t) {
+    _tile_loadd(4, a0 + t * 64, lda);
     _tile_loadd(6, b0 + t * AMX_TILE_BYTES, STEP_BYTES);
     HR_DOT(0, 4, 6)
-    _tile_loadd(5, a1 + t * 64, job.lda);
+    _tile_loadd(5, a1 + t * 64, lda);
     HR_DOT(2, 5, 6)
     if constexpr (NB > 1) {
       _tile_loadd(7, b1 + t * AMX_TILE_BYTES, STEP_BYTES);

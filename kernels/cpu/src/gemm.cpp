@@ -1,12 +1,18 @@
 #include "gemm.h"
 
+#include <algorithm>
+
 namespace headrace {
 namespace {
 
-// Rows of A that are worked through together stay in the second-level cache, of which they may take this much …
-constexpr int64_t BLOCK_BYTES = 768 << 10;
+// Rows of A that are worked through together stay in the second-level cache, of which they may take this much (CPUs with
+// AMX have 2 MiB of it a core) …
+constexpr int64_t BLOCK_BYTES = (HAS_AMX ? 1600 : 768) << 10;
 // … but not fewer than this, as each block reads all weights again.
 constexpr int64_t MIN_BLOCK_ROWS = 128;
+// From this many rows on, a task of AMX is one pair of panels, as many as it multiplies side by side: they stay in the
+// first-level cache while rows stream past them.
+constexpr int64_t PAIR_ROWS = 65;
 // Tasks a thread should get at least, or the last ones leave the others waiting.
 constexpr int64_t TASKS_PER_THREAD = 8;
 
@@ -207,6 +213,7 @@ void run(Team& team, Workspace& ws, const Gemm& g) {
   const int64_t blocks = ceil_div(g.rows, block_rows);
   int64_t per_task = TILE_PANELS / width;
   while (per_task > 1 && units * blocks / per_task < TASKS_PER_THREAD * team.size) per_task /= 2;
+  if (HAS_AMX && g.rows >= PAIR_ROWS) per_task = std::min(per_task, 2 / width);
   const int64_t tasks = ceil_div(units, per_task);
   team.each(tasks * blocks, 1, [&](int64_t task) {
     const int64_t begin = task % tasks * per_task, end = begin + per_task < units ? begin + per_task : units;

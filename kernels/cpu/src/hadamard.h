@@ -3,7 +3,7 @@
 // were rotated alike when they were packed; the products do not change (QuaRot: Ashkboos et al. 2024).
 #pragma once
 
-#include "simd.h"
+#include "vmath.h"
 
 namespace headrace {
 
