@@ -18,6 +18,7 @@ __all__ = [
     "Status",
     "StreamError",
     "Tokenized",
+    "TokenizerInfo",
     "Version",
 ]
 
@@ -104,6 +105,15 @@ class Tokenized(TypedDict):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+
+
+@with_config(ConfigDict(extra="allow"))
+class TokenizerInfo(TypedDict):
+    """Beside these, the special tokens by their names: `bos_token`, `eos_token`, …"""
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | None
 
 
 @with_config(_EXACT)

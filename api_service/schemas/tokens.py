@@ -12,6 +12,8 @@ from api_service.schemas.common import Body
 __all__ = ["DetokenizeRequest", "TokenizeChatRequest", "TokenizeRequest"]
 
 MAX_TOKENS = 1 << 20
+OptionalModel = Annotated[str, Field(default_factory=str, min_length=1, max_length=512)]
+"""Left out (and then ""), it is the only model that is served."""
 
 
 def _ids(value: object) -> object:
@@ -23,7 +25,7 @@ def _ids(value: object) -> object:
 
 
 class TokenizeRequest(Body):
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: OptionalModel
     prompt: str
     add_special_tokens: bool | None = None
     """False leaves out the BOS token of models that want one."""
@@ -31,11 +33,12 @@ class TokenizeRequest(Body):
 
 
 class TokenizeChatRequest(ChatCompletionRequest):
+    model: OptionalModel
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Body):
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: OptionalModel
     tokens: Annotated[
         tuple[int, ...], BeforeValidator(_ids), WithJsonSchema({"type": "array", "items": {"type": "integer"}})
     ]

@@ -139,3 +139,12 @@ async def test_reasoning_tokens_in_every_usage(redis_url: str, loaded: LoadedMod
         assert counts == sorted(counts)
         assert counts == [usage["completion_tokens"] for usage in told]
         assert told[-1] == whole["usage"] | {"prompt_tokens_details": told[-1]["prompt_tokens_details"]}
+
+
+async def test_the_only_model_need_not_be_named_to_the_tokenizer(pod: ApiPod) -> None:
+    named = (await pod.post("/tokenize", {"model": "tiny", "prompt": "Hi there"})).json()
+    assert (await pod.post("/tokenize", {"prompt": "Hi there"})).json() == named
+    assert (await pod.post("/detokenize", {"tokens": named["tokens"]})).json()["prompt"].endswith("Hi there")
+    info = (await pod.client.get("/tokenizer_info")).json()
+    assert (info["chat_template"], info["model_max_length"]) == (CHAT_TEMPLATE, WINDOW)
+    assert (await pod.client.get("/tokenizer_info?model=other")).status_code == 404
