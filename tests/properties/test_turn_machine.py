@@ -63,6 +63,8 @@ class TurnMachine(RuleBasedStateMachine):
         """In the order in which they must come."""
         self.without_turn: set[str] = set()
         """Shares whose turn was lost: if they send or end anything before it is back, they start anew."""
+        self.indexed: set[str] = set()
+        """Waiting requests that the index knows: all of them, unless it was lost since the last take."""
         self.given: set[str] = set()
         self.ended: set[str] = set()
 
@@ -96,6 +98,7 @@ class TurnMachine(RuleBasedStateMachine):
             if not self.waiting[share] or share in self.without_turn:
                 self.shares[share].virtual = max(self.shares[share].virtual, self.floor)
                 self.without_turn.discard(share)
+            self.indexed.add(request.rid)
             self.waiting[share].append(request)
             self.waiting[share].sort(key=lambda one: one.priority)  # stable: then by arrival
 
@@ -104,6 +107,7 @@ class TurnMachine(RuleBasedStateMachine):
         worker, taken = self.workers[which], []
         entries = self.run(worker.read(room, 0))
         self.without_turn.clear()
+        self.indexed = {one.rid for queue in self.waiting.values() for one in queue}
         for entry in entries:
             assert entry.rid not in self.given, "given twice"
             self.given.add(entry.rid)
@@ -152,10 +156,13 @@ class TurnMachine(RuleBasedStateMachine):
         if which < len(self.waiting[share]):
             request = self.waiting[share].pop(which)
             assert self.run(self.pod.cancel(request.rid))
+            if self.waiting[share] and not any(one.rid in self.indexed for one in self.waiting[share]):
+                self.without_turn.add(share)  # the last that the index knew of
 
     @rule(lost=st.sampled_from(["wait", "both"]))
     def lose_index(self, lost: str) -> None:
         """Arrival and virtual times are kept elsewhere, so the order that comes back is the same."""
+        self.indexed.clear()
         names = [keys.wait_key(*PLACE), keys.turn_key(*PLACE)]
         self.run(self.redis.delete(*names[: 1 if lost == "wait" else 2]))
         if lost == "both":
