@@ -65,7 +65,7 @@ def _run(engine: Engine, loaded: LoadedModel, grammars: GrammarCompiler | None, 
     """Median milliseconds of a step that decodes all rows."""
     spec = GrammarSpec("json_schema", json.dumps(SCHEMA))
     for i in range(rows):
-        matcher = None if grammars is None else grammars.matcher(spec)
+        matcher = None if grammars is None else grammars.matcher(spec, tokens)
         stop = frozenset[int]() if grammars is None else frozenset(loaded.eos_token_ids)
         engine.add(Request(f"r{i}", [1, 4093, 198], SamplingParams(temperature=0.8), i, tokens, stop, matcher=matcher))
     times = []

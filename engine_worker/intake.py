@@ -266,16 +266,16 @@ class Intake:
             self._outbox.fail(job, refusal.code, refusal.message)
         self._outbox.touch(job)
 
-    def _add_choices(self, job: Job, new_matcher: Callable[[], TokenMatcher] | None) -> None:
+    def _add_choices(self, job: Job, new_matcher: Callable[[int], TokenMatcher] | None) -> None:
         served = self._served
         for choice in job.engine_requests(served.max_request_tokens, served.eos_token_ids, new_matcher):
             self._engine.add(choice)
 
-    async def _compile(self, job: Job, new_matcher: Callable[[], TokenMatcher]) -> None:
+    async def _compile(self, job: Job, new_matcher: Callable[[int], TokenMatcher]) -> None:
         """Compiles the job's grammar on a thread (once; it is kept), then gives the job's choices to the engine."""
         try:
             async with asyncio.timeout(_COMPILE_S):
-                await in_thread(new_matcher)
+                await in_thread(partial(new_matcher, 0))
             if self._outbox.jobs.get(job.claim.rid) is job:  # neither cancelled to its end nor taken over meanwhile
                 self._add_choices(job, new_matcher)
         except (GrammarError, InvalidRequest) as refusal:

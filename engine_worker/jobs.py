@@ -56,12 +56,12 @@ class Job:
         self,
         max_request_tokens: int,
         eos_token_ids: Sequence[int],
-        new_matcher: Callable[[], TokenMatcher] | None = None,
+        new_matcher: Callable[[int], TokenMatcher] | None = None,
     ) -> list[Request]:
         """What the engine has to run: one Request per choice that has not ended.
 
         `max_request_tokens`: prompt + output of one choice. A choice with nothing left to draw ends here ("length").
-        `new_matcher` makes the state of the request's grammar for each choice.
+        `new_matcher` makes the state of the request's grammar for each choice, given how many tokens it may have.
         """
         request = self.request
         stop_ids = frozenset(request.stop.stop_token_ids)
@@ -81,7 +81,7 @@ class Job:
                     seed=choice_seed(request.sampling.seed, choice.index % request.n),
                     max_tokens=max_tokens,
                     stop_token_ids=stop_ids,
-                    matcher=None if new_matcher is None else new_matcher(),
+                    matcher=None if new_matcher is None else new_matcher(max_tokens),
                     output_token_ids=list(choice.output),
                     klass="batch" if self.yields else "interactive",
                     priority=request.priority,

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.grammars.ending import JsonEnding
 from shared.params import GrammarSpec
 
 try:
@@ -89,8 +90,10 @@ def _require_library() -> None:
 class TokenMatcher:
     """The grammar's state of one choice. `follow` takes all of the output: a take-over just starts with more of it."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, ending: JsonEnding | None = None) -> None:
+        """`ending` narrows what the grammar allows, where that is JSON."""
         self.state = matcher
+        self._ending = ending
         self._num_taken = 0
 
     def follow(self, output: Sequence[int]) -> None:
@@ -99,6 +102,13 @@ class TokenMatcher:
         self._num_taken = len(output)
         if fresh:
             self.state.consume_tokens(fresh)
+            if self._ending is not None:
+                self._ending.follow(fresh)
+
+    def narrow(self, allowed: NDArray[np.bool_]) -> None:
+        """allowed bool [vocab_size], changed in place: of what may follow, what leads to an end."""
+        if self._ending is not None:
+            self._ending.narrow(allowed)
 
     @property
     def failed(self) -> bool:
@@ -121,8 +131,10 @@ def fill_masks(matchers: Sequence[TokenMatcher], vocab_size: int) -> NDArray[np.
     for i, matcher in enumerate(matchers):
         if matcher.failed:
             bits[i] = 0
-    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little", count=vocab_size)
-    return allowed.view(np.bool_)
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little", count=vocab_size).view(np.bool_)
+    for matcher, row in zip(matchers, allowed, strict=True):
+        matcher.narrow(row)
+    return allowed
 
 
 _executors: list[llguidance.LLExecutor] = []

@@ -14,6 +14,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from shared.grammars.backend import GrammarError, TokenMatcher, first_line, grammar_text, limits, llguidance
+from shared.grammars.ending import JsonEnding, JsonVocabulary
 from shared.params import GrammarSpec
 from shared.text.token_bytes import TokenBytes
 
@@ -35,19 +36,24 @@ class GrammarCompiler:
             raise ValueError("the model has no end token")
         self._source = (tokenizer_json, token_bytes, tuple(eos_token_ids), vocab_size)
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self._json: JsonVocabulary | None = None
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._compiled: OrderedDict[GrammarSpec, llguidance.LLMatcher] = OrderedDict()
 
-    def matcher(self, spec: GrammarSpec) -> TokenMatcher:
-        """A matcher at the start of the grammar, of the caller's own. Raises GrammarError."""
+    def matcher(self, spec: GrammarSpec, max_tokens: int) -> TokenMatcher:
+        """A matcher at the start of the grammar, of the caller's own, for an output of so many tokens at most.
+
+        Raises GrammarError.
+        """
         with self._lock:
             root = self._compiled.get(spec)
             if root is not None:
                 self._compiled.move_to_end(spec)
         if root is None:
             root = self._compile(spec)
-        return TokenMatcher(root.deep_copy())
+        ending = JsonEnding(self._known_json(), max_tokens) if spec.kind == "json_schema" else None
+        return TokenMatcher(root.deep_copy(), ending)
 
     def _compile(self, spec: GrammarSpec) -> llguidance.LLMatcher:
         root = llguidance.LLMatcher(self._known_tokenizer(), grammar_text(spec), log_level=0, limits=limits())
@@ -58,6 +64,14 @@ class GrammarCompiler:
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return root
+
+    def _known_json(self) -> JsonVocabulary:
+        with self._making:
+            if self._json is None:
+                _, token_bytes, eos, vocab_size = self._source
+                missing = max(0, vocab_size - len(token_bytes.table))
+                self._json = JsonVocabulary.of((*token_bytes.table[:vocab_size], *[b""] * missing), eos)
+            return self._json
 
     def _known_tokenizer(self) -> llguidance.LLTokenizer:
         """Made for the first grammar: it takes a quarter of a second, which no start should wait for."""

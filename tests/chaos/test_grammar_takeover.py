@@ -215,7 +215,7 @@ async def test_random_schemas_on_the_real_model_while_workers_die_one_after_the_
             deaths = 0
             while not running.done():
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(running), 4)
+                    await asyncio.wait_for(asyncio.shield(running), 2)
                     break
                 victim = stack.workers[deaths % 2]
                 victim.kill()

@@ -43,7 +43,7 @@ class Maker:
 
     def request(self, name: str = "r", spec: GrammarSpec | None = SPEC, **fields: Any) -> Request:
         base: dict[str, Any] = {"sampling": SAMPLED, "seed": 7, "max_tokens": 150, "stop_token_ids": self.eos}
-        matcher = None if spec is None else self._grammars.matcher(spec)
+        matcher = None if spec is None else self._grammars.matcher(spec, 1000)
         return Request(name, [5, 6, 7, len(name)], matcher=matcher, **(base | fields))
 
     def bytes_of(self, token: int) -> bytes:

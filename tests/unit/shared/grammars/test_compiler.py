@@ -49,10 +49,10 @@ def test_str_05_white_space_is_bounded_for_every_kind_of_tokenizer(name: str) ->
         "additionalProperties": False,
     }
     if name in ("metaspace", "unigram"):  # hardly a letter in their vocabularies
-        compiler.matcher(GrammarSpec("regex", "(a|b|c)*"))
+        compiler.matcher(GrammarSpec("regex", "(a|b|c)*"), 1000)
         return
     for wish in (b" \n\t", b"\n \t", b"\t\n "):
-        text = write(compiler.matcher(GrammarSpec("json_schema", json.dumps(schema))), table, size, wish).decode()
+        text = write(compiler.matcher(GrammarSpec("json_schema", json.dumps(schema)), 1000), table, size, wish).decode()
         assert isinstance(json.loads(text)["a"], bool)
         assert text == text.strip()
         runs = re.findall(r"\s+", text)
@@ -63,11 +63,11 @@ def test_str_05_white_space_is_bounded_for_every_kind_of_tokenizer(name: str) ->
 def test_a_matcher_that_starts_with_output_stands_where_another_got_to() -> None:
     compiler, table, size = compiler_for(toy_tokenizers.byte_level())
     spec = GrammarSpec("json_schema", json.dumps({"enum": ['日本🫠 "q" \\ /']}))
-    stepwise = compiler.matcher(spec)
+    stepwise = compiler.matcher(spec, 1000)
     output: list[int] = []
     while True:
         stepwise.follow(output)
-        fresh = compiler.matcher(spec)
+        fresh = compiler.matcher(spec, 1000)
         fresh.follow(output)
         masks = fill_masks([stepwise, fresh], size)
         assert (masks[0] == masks[1]).all()
@@ -80,7 +80,7 @@ def test_a_matcher_that_starts_with_output_stands_where_another_got_to() -> None
 
 def test_special_tokens_never_stand_for_their_text() -> None:
     compiler, table, size = compiler_for(toy_tokenizers.byte_level())
-    matcher = compiler.matcher(GrammarSpec("regex", r"<\|im_start\|>"))
+    matcher = compiler.matcher(GrammarSpec("regex", r"<\|im_start\|>"), 1000)
     allowed = np.flatnonzero(fill_masks([matcher], size)[0]).tolist()
     assert not table.special & set(allowed)
     assert allowed
@@ -88,7 +88,7 @@ def test_special_tokens_never_stand_for_their_text() -> None:
 
 def test_output_that_does_not_fit_leaves_nothing_to_follow_and_no_neighbour_suffers() -> None:
     compiler, _, size = compiler_for(toy_tokenizers.byte_level())
-    good, bad = (compiler.matcher(GrammarSpec("regex", "a+")) for _ in range(2))
+    good, bad = (compiler.matcher(GrammarSpec("regex", "a+"), 1000) for _ in range(2))
     bad.follow([END + 20])
     masks = fill_masks([bad, good], size)
     assert bad.failed
@@ -104,7 +104,7 @@ def test_what_cannot_be_compiled_is_an_error_for_the_client() -> None:
         GrammarSpec("json_schema", "1"),
     ):
         with pytest.raises(GrammarError):
-            compiler.matcher(spec)
+            compiler.matcher(spec, 1000)
 
 
 def test_a_model_without_an_end_token_has_none() -> None:
@@ -115,7 +115,7 @@ def test_a_model_without_an_end_token_has_none() -> None:
 
 def test_special_tokens_are_no_text_where_anything_may_follow_either() -> None:
     compiler, table, size = compiler_for(toy_tokenizers.byte_level())
-    matcher = compiler.matcher(GrammarSpec("regex", r"(?s:.*)"))
+    matcher = compiler.matcher(GrammarSpec("regex", r"(?s:.*)"), 1000)
     allowed = set(np.flatnonzero(fill_masks([matcher], size)[0]).tolist())
     assert allowed & table.special == {END}
     assert len(allowed) > 100
