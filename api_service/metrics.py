@@ -92,6 +92,9 @@ class Metrics:
         self._resumed = Counter("headrace_resumes", "Streams continued with a cursor.", registry=registry)
         self._cut = Counter("headrace_streams_cut", "Streams this pod ended early.", ["reason"], registry=registry)
         self._active = Gauge("headrace_pod_requests", "Requests this pod carries now.", registry=registry)
+        self._tenants_file = Gauge(
+            "headrace_tenants_file_usable", "0 while the rules of an earlier file hold.", registry=registry
+        )
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds", "Until the first token.", name, buckets=_TTFT, registry=registry
         )
@@ -108,6 +111,10 @@ class Metrics:
     @_harmless
     def active(self, count: int) -> None:
         self._active.set(count)
+
+    @_harmless
+    def tenants_file(self, usable: bool) -> None:
+        self._tenants_file.set(usable)
 
     @_harmless
     def refused(self, code: str) -> None:

@@ -21,7 +21,8 @@ from api_service.reachability import Reachability
 from api_service.registry_view import RegistryView
 from api_service.relay import Relay
 from api_service.settings import Settings
-from api_service.tenants import load_tenants
+from api_service.tenant_file import TenantFile
+from api_service.tenants import Tenants
 from shared.channel import Subscriber
 from shared.connections import REDIS_DOWN, command_client
 from shared.queue import RequestQueue
@@ -51,7 +52,7 @@ class Services:
         self.admission = Admission(settings.max_streams)
         self.pulse = Pulse(settings.keepalive_s)
         self.chat_options = ChatOptions(settings.trust_request_chat_template, settings.parse_control_tokens)
-        self.tenants = load_tenants(settings.tenants)
+        self.tenant_file = TenantFile(settings.tenants, self.metrics.tenants_file)
         self.affinity = Affinity(lambda: self.registry.snapshot, enabled=settings.prefix_affinity)
         self.draining = False
         self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="prepare")
@@ -60,10 +61,12 @@ class Services:
         self.reachability.start()
         self.registry.start()
         self.pulse.start()
+        self.tenant_file.start()
 
     async def close(self) -> None:
         """Time-limited throughout: a Redis that does not answer must not keep the process alive."""
         self.pulse.close()
+        await self.tenant_file.close()
         await self.relay.close()
         await self.registry.close()
         await self.reachability.close()
@@ -72,6 +75,11 @@ class Services:
         with suppress(*REDIS_DOWN):  # TimeoutError is an OSError and so among them
             async with asyncio.timeout(_CLOSE_S):
                 await self.redis.aclose()
+
+    @property
+    def tenants(self) -> Tenants:
+        """The rules that hold now."""
+        return self.tenant_file.tenants
 
     async def in_thread(self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Runs blocking work (templates, tokenizing, parsing) off the event loop, two at a time."""

@@ -1,6 +1,7 @@
 """Who a request is counted for, and what that one may do: from API key or `user` field, and the operator's file.
 
-In: a TOML or JSON file, read once at start. Out: a `Tenant` per request. What is wrong in the file is refused by name.
+In: a TOML or JSON file (tenant_file.py reads it again when it changes). Out: a `Tenant` per request. What is wrong in
+the file is refused by name.
 
     [default]                       # everyone who is not named below, each for himself
     requests_per_minute = 60

@@ -94,3 +94,23 @@ async def test_an_unknown_tier_is_refused(redis_url: str) -> None:
         response = await pod.chat(service_tier="priority")
         assert (response.status_code, response.json()["error"]["param"]) == (400, "service_tier")
         assert "service_tier" not in (await pod.chat()).json()
+
+
+async def test_a_limit_that_is_changed_holds_for_the_next_request(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text("[default]\nrequests_per_minute = 1000\n")
+    async with ScriptedWorker(redis_url, lambda _: say("Hello")), running_pod(redis_url, tenants=path) as pod:
+        assert (await pod.chat()).headers["x-ratelimit-limit-requests"] == "1000"
+        path.write_text("[default]\nrequests_per_minute = 2000\n")
+
+        async def holds() -> bool:
+            return (await pod.chat()).headers["x-ratelimit-limit-requests"] == "2000"
+
+        await eventually(holds, interval=0.2)
+        path.write_text("[default\n")
+
+        async def told() -> bool:
+            return "headrace_tenants_file_usable 0.0" in (await pod.client.get("/metrics")).text
+
+        await eventually(told, interval=0.2)
+        assert (await pod.chat()).headers["x-ratelimit-limit-requests"] == "2000"
