@@ -27,13 +27,13 @@ from shared.errors import InvalidRequest, ModelNotFound, RedisUnavailable, Unsup
 __all__ = ["router"]
 
 router = APIRouter(tags=["tokens"])
-_ERRORS = (InvalidRequest, ModelNotFound, UnsupportedMediaType, RedisUnavailable)
+_ERRORS = (InvalidRequest, ModelNotFound, RedisUnavailable)
 
 
 @router.post(
     "/tokenize",
     openapi_extra=body_of(TokenizeRequest, TokenizeChatRequest),
-    responses={200: {"model": Tokenized}, **refusals(*_ERRORS)},
+    responses={200: {"model": Tokenized}, **refusals(*_ERRORS, UnsupportedMediaType)},
 )
 async def tokenize(request: Request) -> Response:
     """Token ids of a `prompt`, or of the chat that `messages` are rendered to."""
@@ -55,7 +55,7 @@ async def tokenize(request: Request) -> Response:
 @router.post(
     "/detokenize",
     openapi_extra=body_of(DetokenizeRequest),
-    responses={200: {"model": Detokenized}, **refusals(*_ERRORS)},
+    responses={200: {"model": Detokenized}, **refusals(*_ERRORS, UnsupportedMediaType)},
 )
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""

@@ -12,8 +12,13 @@ from api_service.schemas.common import Body
 __all__ = ["DetokenizeRequest", "TokenizeChatRequest", "TokenizeRequest"]
 
 MAX_TOKENS = 1 << 20
-OptionalModel = Annotated[str, Field(default_factory=str, min_length=1, max_length=512)]
-"""Left out (and then ""), it is the only model that is served."""
+OptionalModel = Annotated[
+    str,
+    Field(default_factory=str, max_length=512),
+    BeforeValidator(lambda name: "" if name is None else name),
+    WithJsonSchema({"anyOf": [{"type": "string", "maxLength": 512}, {"type": "null"}]}),
+]
+"""Left out or null (and then ""), it is the only model that is served."""
 
 
 def _ids(value: object) -> object:

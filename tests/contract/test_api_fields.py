@@ -144,6 +144,11 @@ async def test_reasoning_tokens_in_every_usage(redis_url: str, loaded: LoadedMod
 async def test_the_only_model_need_not_be_named_to_the_tokenizer(pod: ApiPod) -> None:
     named = (await pod.post("/tokenize", {"model": "tiny", "prompt": "Hi there"})).json()
     assert (await pod.post("/tokenize", {"prompt": "Hi there"})).json() == named
+    for unnamed in (None, ""):
+        assert (await pod.post("/tokenize", {"model": unnamed, "prompt": "Hi there"})).json() == named
+    chat = {"messages": [{"role": "user", "content": "Hi there"}]}
+    assert (await pod.post("/tokenize", chat | {"model": None})).json()["count"] > named["count"]
+    assert (await pod.post("/tokenize", {"model": 1, "prompt": "Hi"})).json()["error"]["param"] == "model"
     assert (await pod.post("/detokenize", {"tokens": named["tokens"]})).json()["prompt"].endswith("Hi there")
     info = (await pod.client.get("/tokenizer_info")).json()
     assert (info["chat_template"], info["model_max_length"]) == (CHAT_TEMPLATE, WINDOW)

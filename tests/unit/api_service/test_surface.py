@@ -62,6 +62,13 @@ async def test_err_06_every_route_asks_for_the_key_but_the_probes() -> None:
         assert (await client.get("/version", headers={"Authorization": f"bearer {KEY}"})).status_code == 200
 
 
+async def test_the_chat_template_and_special_tokens_are_told_only_to_holders_of_the_key() -> None:
+    async with client_of(make_app(api_key=KEY)) as client:
+        for path in ("/tokenizer_info", "/tokenizer_info?model=m"):
+            assert (await client.get(path)).json()["error"]["code"] == "invalid_api_key"
+            assert (await client.get(path, headers={"Authorization": f"Bearer {KEY}"})).status_code not in (401, 404)
+
+
 @pytest.mark.parametrize("root", ["", "/llm", "/v", "/v1", "/health"])
 async def test_err_08_no_spelling_of_a_path_gets_around_the_key(root: str) -> None:
     app = make_app(api_key=KEY, root_path=root)
