@@ -62,7 +62,8 @@ def limited(document: dict[str, Any]) -> dict[str, Any]:
         if not name.endswith("Request"):
             continue
         properties = schema["properties"]
-        properties["model"] = {"enum": ["tiny", "other"]}
+        nullable = "anyOf" in properties["model"]
+        properties["model"] = {"enum": ["tiny", "other", *([None, ""] if nullable else [])]}
         for field, most in LIMITS.items():
             if "anyOf" in properties.get(field, {}):
                 properties[field]["anyOf"][0]["maximum"] = most
