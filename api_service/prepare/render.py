@@ -94,8 +94,9 @@ def render_chat(
             },
             limit_s,
         )
-    except (_TooLong, TemplateTooLong):
-        raise InvalidRequest("The chat template took too long on these messages.", param="messages") from None
+    except (_TooLong, TemplateTooLong) as error:
+        param = "messages" if isinstance(error, _TooLong) else "chat_template"
+        raise InvalidRequest("The chat template took too long on these messages.", param=param) from None
     except _TEMPLATE_ERRORS as error:
         raise InvalidRequest(f"The chat template refuses these messages: {_reason(error)}", param="messages") from None
     except TemplateFailed as error:

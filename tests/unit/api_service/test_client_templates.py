@@ -60,8 +60,9 @@ def test_one_that_does_not_end_is_ended(template: str, monkeypatch: pytest.Monke
     prepare(GOOD)  # the child is warm
     monkeypatch.setattr(render.render_chat, "__kwdefaults__", {**render.render_chat.__kwdefaults__, "limit_s": 0.5})
     started = time.monotonic()
-    with pytest.raises(InvalidRequest, match="too long"):
+    with pytest.raises(InvalidRequest, match="too long") as error:
         prepare(template)
+    assert error.value.param == "chat_template"
     assert time.monotonic() - started < 10
     monkeypatch.undo()
     assert prepare(GOOD).prompts == (tuple(token_ids("[Hi]")),)
