@@ -127,6 +127,14 @@ def test_a_full_queue_is_the_rate_limit_error(real_stack: Stack, narrow: str) ->
         assert int(error.response.headers["retry-after"]) >= 1
 
 
+def _speaking(client: openai.OpenAI) -> openai.Stream[Any]:
+    """A stream that no longer waits in the queue, where there is room for one."""
+    stream: openai.Stream[Any] = client.chat.completions.create(**ASK, **LONG, stream=True)
+    while not next(stream).choices[0].delta.content:
+        pass
+    return stream
+
+
 def test_a_busy_pod_is_asked_again(narrow: str) -> None:
     """The answers 503 are repeated after the time they name; here until the streams in the way are closed."""
     refused = threading.Event()
@@ -142,7 +150,7 @@ def test_a_busy_pod_is_asked_again(narrow: str) -> None:
         openai.OpenAI(base_url=narrow, api_key="none", max_retries=5, http_client=http) as client,
         ThreadPoolExecutor(1) as thread,
     ):
-        held = [holder.chat.completions.create(**ASK, **LONG, stream=True) for _ in range(6)]
+        held = [_speaking(holder) for _ in range(6)]
         with pytest.raises(openai.InternalServerError) as caught:
             holder.chat.completions.create(**ASK, max_tokens=1)
         assert caught.value.status_code == 503
