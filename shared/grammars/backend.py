@@ -17,7 +17,7 @@ from shared.params import GrammarSpec
 
 try:
     import llguidance
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+    from llguidance.gbnf_to_lark import any_to_lark
 except ImportError:  # a machine that only computes
     llguidance = None  # type: ignore[assignment]
 
@@ -60,7 +60,9 @@ def _lark(text: str) -> str:
     """Lark as it is, GBNF translated."""
     try:
         lark: str = any_to_lark(text)
-    except (GbnfToLarkError, RecursionError, ValueError, IndexError) as error:
+    except RecursionError:
+        raise GrammarError("it is nested too deeply") from None
+    except Exception as error:  # noqa: BLE001 - the translator says what is wrong with a text in plain Exceptions as well
         raise GrammarError(first_line(str(error))) from None
     return lark
 

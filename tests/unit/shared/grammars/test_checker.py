@@ -123,3 +123,22 @@ def test_other_kinds_are_accepted(checker: GrammarChecker, kind: Any, text: str)
 def test_other_kinds_are_refused(checker: GrammarChecker, kind: Any, text: str) -> None:
     with pytest.raises(GrammarError):
         checker.check(GrammarSpec(kind, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("root ::= a", "Rule 'a' not found"),
+        ('x ::= "a"', "No 'root' rule found"),
+        ("root ::= (" + "(" * 5000, "nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_a_gbnf_grammar_is_said_and_ends_no_helper(
+    checker: GrammarChecker, text: str, reason: str
+) -> None:
+    checker.check(GrammarSpec("lark", 'root ::= "a" b\nb ::= "b"'))
+    helper = checker._helper
+    with pytest.raises(GrammarError, match=reason):
+        checker.check(GrammarSpec("lark", text))
+    assert helper is not None
+    assert checker._helper is helper
