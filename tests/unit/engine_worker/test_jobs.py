@@ -241,15 +241,16 @@ def test_an_embedding_is_logged_as_float32_with_the_end() -> None:
 
 
 def test_rl_16_each_choice_gets_a_matcher_and_the_tokens_to_replay() -> None:
-    made: list[object] = []
+    made: list[tuple[int, object]] = []
 
-    def new_matcher() -> Any:
-        made.append(object())
+    def new_matcher(max_tokens: int) -> Any:
+        made.append((max_tokens, object()))
         return made[-1]
 
     job = make_job(n=2)
     first, second = job.engine_requests(64, (2,), new_matcher)
     assert [first.matcher, second.matcher] == made
+    assert [max_tokens for max_tokens, _ in made] == [first.max_tokens, second.max_tokens]
     assert 2 in first.stop_token_ids
 
 
