@@ -69,8 +69,7 @@ class GrammarCompiler:
         with self._making:
             if self._json is None:
                 _, token_bytes, eos, vocab_size = self._source
-                missing = max(0, vocab_size - len(token_bytes.table))
-                self._json = JsonVocabulary.of((*token_bytes.table[:vocab_size], *[b""] * missing), eos)
+                self._json = JsonVocabulary.of(_pieces(token_bytes, vocab_size), eos)
             return self._json
 
     def _known_tokenizer(self) -> llguidance.LLTokenizer:
@@ -88,6 +87,12 @@ class GrammarCompiler:
             return self._tokenizer
 
 
+def _pieces(token_bytes: TokenBytes, vocab_size: int) -> tuple[bytes, ...]:
+    """The bytes of each id below `vocab_size`; of what the tokenizer does not know, none."""
+    table = token_bytes.table[:vocab_size]
+    return (*table, *[b""] * (vocab_size - len(table)))
+
+
 class _Vocabulary:
     """The vocabulary as llguidance wants it: bytes by id, and a text's usual tokens (what the grammar forces is written
     with them, as the model would)."""
@@ -98,7 +103,7 @@ class _Vocabulary:
     def __init__(self, tokenizer_json: bytes, token_bytes: TokenBytes, eos_token_id: int, vocab_size: int) -> None:
         self.eos_token_id = eos_token_id
         table = token_bytes.table[:vocab_size]
-        self.tokens = [*table, *[b""] * (vocab_size - len(table))]
+        self.tokens = list(_pieces(token_bytes, vocab_size))
         self.special_token_ids = sorted(i for i in token_bytes.special if i < vocab_size)
         self._table = token_bytes
         self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())

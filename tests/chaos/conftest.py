@@ -13,7 +13,7 @@ import pytest
 from tests.support.chaos_load import MODEL, Oracle
 from tests.support.patience import Patience
 from tests.support.redis_server import RedisServer
-from tests.support.renewed import Renewed
+from tests.support.renewed import Renewed, renewing
 from tests.support.stack import Pod, Stack, Worker
 from tests.support.tiny_model import make_tiny_llama
 
@@ -53,9 +53,7 @@ def make_arenas(log_dir: Path, model: Path, **options: Any) -> Iterator[Renewed[
         with RedisServer() as server, Stack(server.url, model, log_dir=log_dir, **options) as stack:
             yield Arena(server, stack)
 
-    renewed = Renewed(make)
-    yield renewed
-    renewed.close()
+    yield from renewing(make)
 
 
 @pytest.fixture
@@ -69,11 +67,8 @@ def stack(arenas: Renewed[Arena]) -> Stack:
 
 
 @dataclass
-class Front:
+class Front(Arena):
     """Two pods and two models: "tiny" on a wide worker, "narrow" on one that runs two sequences at a time."""
-
-    server: RedisServer
-    stack: Stack
 
     @property
     def roomy(self) -> Pod:
@@ -105,9 +100,7 @@ def fronts(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ren
             stack.wait_ready()
             yield Front(server, stack)
 
-    renewed = Renewed(make)
-    yield renewed
-    renewed.close()
+    yield from renewing(make)
 
 
 @pytest.fixture

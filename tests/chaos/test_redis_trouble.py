@@ -23,7 +23,7 @@ from tests.support.chaos_proxy import ChaosProxy
 from tests.support.chaos_scene import Scene, accepted, flush_all, refused, stored_records, streaming
 from tests.support.patience import Patience
 from tests.support.redis_server import RedisServer
-from tests.support.renewed import Renewed
+from tests.support.renewed import Renewed, renewing
 from tests.support.stack import Stack
 from tests.support.stream_client import Outcome, events
 from tests.support.wait import eventually, eventually_sync
@@ -58,9 +58,7 @@ def _scene(tiny: Path, log_dir: Path) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def scenes(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Renewed[Scene]]:
-    renewed = Renewed(lambda: _scene(tiny, tmp_path_factory.mktemp("logs")))
-    yield renewed
-    renewed.close()
+    yield from renewing(lambda: _scene(tiny, tmp_path_factory.mktemp("logs")))
 
 
 @pytest.fixture

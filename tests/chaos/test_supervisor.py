@@ -31,7 +31,7 @@ from tests.support.headrace_cli import run_headrace
 from tests.support.patience import Patience
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
-from tests.support.renewed import Renewed
+from tests.support.renewed import Renewed, renewing
 from tests.support.stack import Process
 from tests.support.stream_client import Outcome, follow
 from tests.support.wait import eventually
@@ -86,9 +86,7 @@ def places(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ren
         with RedisServer() as server, serving(server, tiny, tmp_path_factory.mktemp("serve")) as served:
             yield Place(server, served)
 
-    renewed = Renewed(make)
-    yield renewed
-    renewed.close()
+    yield from renewing(make)
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ In: how it is made. Out: a holder for a module's or a session's fixture; the fix
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Generic, TypeVar
 
 import pytest
 
-__all__ = ["Renewed", "spoil_what_failed"]
+__all__ = ["Renewed", "renewing", "spoil_what_failed"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,13 @@ class Renewed(Generic[T]):
         self.spoilt = False
         self._held.clear()
         self._open.close()
+
+
+def renewing(make: Callable[[], AbstractContextManager[T]]) -> Iterator[Renewed[T]]:
+    """Body of the fixture that holds it: `yield from renewing(make)`."""
+    renewed = Renewed(make)
+    yield renewed
+    renewed.close()
 
 
 def spoil_what_failed(item: pytest.Item) -> None:
