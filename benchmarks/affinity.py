@@ -6,6 +6,7 @@ best possible hit rate is that of one cache that never forgets. Prints hit rates
 missed. The model is a random tiny one unless named.
 
     python -m benchmarks.affinity [--model tiny|default|DIR] [--workers 2] [--requests 400] [--prefix 512] [--load 0.6]
+                                  [--dtype bfloat16]
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def report(name: str, samples: list[Sample], best: int) -> tuple[float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny (random), default (the real one), or a model directory")
+    parser.add_argument("--dtype", help="of the workers, if not their usual one")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seats", type=int, default=16, help="sequences of one worker")
     parser.add_argument("--requests", type=int, default=400)
@@ -123,6 +125,8 @@ def _run(model: str, args: argparse.Namespace) -> int:
     options: dict[str, object] = {"max_num_seqs": args.seats, "served_model_name": "bench", "block_size": 16}
     if args.model == "tiny":
         options["fault"] = f"step-delay-ms:{args.step_ms}"
+    if args.dtype:
+        options["dtype"] = args.dtype
     warm = calls(args.requests // 2, args.prefix, 1e6, seed=1)
     with stack(model, args.workers, **options) as up:
         start = time.monotonic()
