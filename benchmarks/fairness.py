@@ -1,11 +1,12 @@
 """What a greedy tenant and batch work do to the others, over several real workers.
 
 Share: tenants that stay below their share, alone and beside one that sends ten times its share; then all of them with a
-backlog. Classes: interactive requests alone and while batch work saturates the fleet; batch work alone. Prints the
-figures and exits with 1 when a target is missed. The model is a random tiny one unless named.
+backlog. Classes: interactive requests alone and while batch work saturates the fleet; batch work alone. Bursts: many
+requests at once to idle workers. Prints the figures and exits with 1 when a target is missed. The model is a random tiny
+one unless named.
 
     python -m benchmarks.fairness [--model tiny|default|DIR] [--workers 2] [--seats 16] [--seconds 20]
-                                  [--only shares|classes] [--dtype bfloat16]
+                                  [--only classes|shares|bursts] [--dtype bfloat16]
 """
 
 from __future__ import annotations
@@ -76,6 +77,18 @@ class Run:
         served = served_between(sender.samples, start, until)
         return [one for one in sender.samples if one.tenant != _BATCH], sum(served.values()) / (until - start)
 
+    async def bursts(self, count: int) -> tuple[list[Sample], float]:
+        """Samples of requests that come `count` at once, again and again once all have ended; and mean seconds of one
+        such burst."""
+        async with Sender(self._base_url, self._model) as sender:
+            start, done = time.monotonic(), 0
+            while time.monotonic() < start + self._args.seconds:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(count):
+                        group.create_task(sender.send(QUIET[0], self._prompt(), self._args.output))
+                done += 1
+            return sender.samples, (time.monotonic() - start) / done
+
     async def _closed(self, in_flight: dict[str, int]) -> list[Sample]:
         async with Sender(self._base_url, self._model) as sender, asyncio.TaskGroup() as group:
             until = time.monotonic() + self._args.seconds
@@ -128,20 +141,27 @@ async def measure_classes(run: Run, args: argparse.Namespace) -> bool:
     return ttft <= 1.1 and itl <= 1.1 and part >= 0.95
 
 
+async def measure_bursts(run: Run, args: argparse.Namespace) -> bool:
+    """Requests at once, as many as one worker has seats. No target: to be compared with another version."""
+    samples, seconds = await run.bursts(args.seats)
+    ttft = [one.ttft for one in samples]
+    print(f"bursts of {args.seats}: {1e3 * seconds:.0f} ms each ({len(samples)} requests), "
+          f"TTFT p50 {1e3 * percentile(ttft, 0.5):.0f}, p95 {1e3 * percentile(ttft, 0.95):.0f} ms")  # fmt: skip
+    return True
+
+
 async def measure(base_url: str, model: str, args: argparse.Namespace) -> bool:
     """Whether every target was met."""
-    good = []
-    if args.only != "shares":
-        good.append(await measure_classes(Run(base_url, model, args), args))
-    if args.only != "classes":
-        good.append(await measure_shares(Run(base_url, model, args), args))
+    scenes = {"classes": measure_classes, "shares": measure_shares, "bursts": measure_bursts}
+    chosen = [scene for name, scene in scenes.items() if args.only in (None, name)]
+    good = [await scene(Run(base_url, model, args), args) for scene in chosen]
     return all(good)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny (random), default (the real one), or a model directory")
-    parser.add_argument("--only", choices=["shares", "classes"])
+    parser.add_argument("--only", choices=["classes", "shares", "bursts"])
     parser.add_argument("--dtype", help="of the worker, if not its usual one")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seats", type=int, default=16, help="sequences of one worker")

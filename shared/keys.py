@@ -52,6 +52,7 @@ __all__ = [
     "queues_before",
     "request_key",
     "request_prefix",
+    "room_key",
     "seat_key",
     "served_key",
     "shard_of",
@@ -90,7 +91,9 @@ SERVED_TTL_MS = 7 * 86_400_000
 SERVED_MAX = 1_000
 """Shares whose served tokens are kept for a look at them; those with the fewest go first."""
 
-QUEUE_PARTS = {name: f":{name}:" for name in ("queue", "load", "wait", "turn", "share", "served", "bell", "spare")}
+QUEUE_PARTS = {
+    name: f":{name}:" for name in ("queue", "load", "wait", "turn", "share", "served", "bell", "spare", "room")
+}
 """Keys of one queue differ in this part of their names alone, so that scripts find them from the queue's."""
 
 RID_LENGTH = 26
@@ -178,6 +181,11 @@ def own_bell_key(shard: int, model: str, consumer: str) -> str:
 def seat_key(shard: int, model: str, consumer: str) -> str:
     """hash: a worker's last `take` (its nonce and what it got) and how much room it had left."""
     return f"{_tag(shard)}:seat:{model}:{consumer}"
+
+
+def room_key(shard: int, model: str) -> str:
+    """hash: empty seats of each worker after its last `take`, and when that was: "<seats> <ms>"."""
+    return f"{_tag(shard)}:room:{model}:{CLASSES[0]}"
 
 
 def limit_key(shard: int, share: str) -> str:

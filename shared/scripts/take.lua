@@ -9,7 +9,8 @@
 --       kept for that one while it has room and the time is not up. Entries that the order does not know (another
 --       version's, or the index was lost) are put into it before anything is chosen. The same call sent again (its
 --       reply was lost) gets the same answer. The reserve lets a share that wants little begin at once although
---       another one would fill every seat.
+--       another one would fill every seat. Of requests that came just now the caller gets what levels the empty seats
+--       of all workers: of many at once the first to wake would have all, and compute them while others stand idle.
 -- @include _order
 
 local seat, consumer, nonce, prefix, seats = KEYS[1], ARGV[1], ARGV[2], ARGV[5], ARGV[6]
@@ -17,6 +18,7 @@ local reserve, has_many, spared = tonumber(ARGV[7]), {}, false
 for i = 8, #ARGV do has_many[ARGV[i]] = true end
 local now = redis_ms()
 local MOST, WINDOW, BLOCKED, PASSES = 32, 8, 32, 8
+local SHARED_MS, OTHERS = 30, 64
 local PAGE, SCAN_EVERY, SCAN_AGAIN, SEAT_FRESH = 100, 10000, 1000, 3000
 
 local last = redis.call('HMGET', seat, 'nonce', 'reply')
@@ -86,6 +88,42 @@ local function has_room(other)
 end
 
 local reply, taken = {0}, 0
+local empty = tonumber(ARGV[4]) -- seats here; requests that are taken use these first
+local rooms_of_all, own_bells = beside(KEYS[2], PART.room), string.match(beside(KEYS[2], PART.bell), '^.*:') .. '@'
+local level, emptiest, withheld
+
+-- How many empty seats each worker keeps when what waits goes to those with the most; below 0: so many have none.
+local function find_level(queue)
+  local seen, counts, most = redis.call('HRANDFIELD', rooms_of_all, OTHERS, 'WITHVALUES'), {math.max(0, empty)}, 0
+  for i = 1, #seen, 2 do
+    local count, at = string.match(seen[i + 1], '^(%d+) (%d+)$')
+    if tonumber(at) < now - SEAT_TTL then
+      redis.call('HDEL', rooms_of_all, seen[i])
+    elseif seen[i] ~= consumer and tonumber(at) > now - SEAT_FRESH then
+      counts[#counts + 1] = tonumber(count)
+      if tonumber(count) > most then most, emptiest = tonumber(count), seen[i] end
+    end
+  end
+  if #counts == 1 then return -math.huge end
+  table.sort(counts, function(a, b) return a > b end)
+  local left = redis.call('ZCARD', beside(queue, PART.wait))
+  for i, count in ipairs(counts) do
+    local fills = i * (count - (counts[i + 1] or 0)) -- until those so far have no more than the next one
+    if left <= fills then return count - left / i end
+    left = left - fills
+  end
+  return -left
+end
+
+-- For how many ms a request that came just now is left to workers with more empty seats; 0 = it may be had here.
+local function left_to_others(queue, entry)
+  local young = tonumber(string.match(entry, '^%d+')) + SHARED_MS - now
+  if young <= 0 then return 0 end
+  level = level or find_level(queue)
+  if empty > level then return 0 end
+  withheld = true
+  return young
+end
 
 -- What a member stands for: nil = nothing any more (it has left the order), else its request and how it may be had:
 -- 'mine', 'free', 'second' (better for another worker) or 'kept' (for another worker, for now).
@@ -111,6 +149,10 @@ local function look_at(queue, member)
     if left > 0 then
       one.how, one.left = 'kept', left
     end
+  end
+  if one.how == 'free' or one.how == 'second' then
+    local left = left_to_others(queue, entry)
+    if left > 0 then one.how, one.left = 'kept', left end
   end
   return one
 end
@@ -147,6 +189,7 @@ local function give(class, queue, load, one)
   redis.call('HSET', prefix .. one.rid, 'charged', string.format('%.3f', cost))
   leave_queue(queue, one.share, one.member)
   taken = taken + 1
+  empty = empty - one.choices
   reply[#reply + 1] = one.entry
   reply[#reply + 1] = one.rid
   reply[#reply + 1] = class
@@ -165,6 +208,7 @@ local function take(class, queue, load, room)
     summary = {0}
   end
   look_for_lost(queue, load, summary[1])
+  level = nil
   local turn, blocked, tries = beside(queue, PART.turn), 0, 0
   while room > 0 and taken < MOST and blocked < BLOCKED and tries < 4 * MOST do
     tries = tries + 1
@@ -206,7 +250,10 @@ for i, full in ipairs({left <= 0 or taken >= MOST, batch_left <= 0 or taken >= M
     ring(beside(queue, PART.spare))
   end
 end
+if withheld and emptiest then ring(own_bells .. emptiest) end
 -- Not needed for safety, so a full Redis may refuse it: nothing was taken then, or this would not be the first write.
 redis.pcall('HSET', seat, 'nonce', nonce, 'reply', cmsgpack.pack(reply), 'room', math.max(0, left), 'at', now)
 redis.pcall('PEXPIRE', seat, SEAT_TTL)
+redis.pcall('HSET', rooms_of_all, consumer, math.max(0, empty) .. ' ' .. now)
+redis.pcall('PEXPIRE', rooms_of_all, SEAT_TTL)
 return reply

@@ -69,6 +69,7 @@ def test_all_names_of_a_request_share_one_hash_tag() -> None:
         keys.own_bell_key(7, "m", "w"),
         keys.spare_bell_key(7, "m", "interactive"),
         keys.seat_key(7, "m", "w"),
+        keys.room_key(7, "m"),
         keys.limit_key(7, "t"),
         keys.open_key(7, "t"),
     ]
