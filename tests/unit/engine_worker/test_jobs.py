@@ -135,19 +135,22 @@ def test_cached_tokens_count_each_prompt_once_and_never_more_than_it_has() -> No
     assert job.usage() == Usage(prompt_tokens=5, completion_tokens=4, cached_tokens=2 + 2)
 
 
-def test_engine_requests_carry_seed_limits_and_stop_ids_of_each_choice() -> None:
+def test_engine_requests_carry_all_that_matters_of_each_choice() -> None:
     job = make_job(
         prompts=((1, 2, 3), (4, 5)),
         n=2,
         sampling=SamplingParams(seed=9),
         stop=StopConditions(max_tokens=50, stop_token_ids=(7,)),
         klass="batch",
+        priority=-4,
+        cache_salt="tenant a",
     )
     requests = job.engine_requests(10, [2, 3])
     assert [request.seed for request in requests] == [9, choice_seed(9, 1)] * 2
     assert [request.max_tokens for request in requests] == [7, 7, 8, 8]
     assert {request.stop_token_ids for request in requests} == {frozenset({2, 3, 7})}
-    assert {request.klass for request in requests} == {"batch"}
+    assert {(request.klass, request.priority) for request in requests} == {("batch", -4)}
+    assert {request.cache_salt for request in requests} == {"tenant a"}, "or tenants would find each other's prefixes"
     assert len({request.request_id for request in requests}) == 4
 
 

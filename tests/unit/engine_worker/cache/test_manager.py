@@ -167,6 +167,28 @@ def test_kv_03_salts_do_not_share() -> None:
     assert begin(cache, make_request(9, salt="x")) == 8
 
 
+def test_kv_03_a_salt_is_not_a_model_and_models_do_not_share() -> None:
+    """Digests, because one process has one model: two of them must agree on nothing, wherever blocks may come from."""
+    prompt = list(range(8))
+    keys = [("", ""), ("x", ""), ("", "x"), ("x", "x"), ("y", "")]
+    chains = [CacheManager(4, 4, model_key=model)._chain(make_request(prompt, salt=salt), 2) for model, salt in keys]
+    assert len({prefix.digest for chain in chains for prefix in chain}) == 2 * len(keys)
+    assert not any(a[-1].same_as(b[-1]) for i, a in enumerate(chains) for b in chains[:i])
+
+
+def test_an_id_that_comes_again_is_hashed_anew() -> None:
+    cache = CacheManager(16, 4)
+    first, second = make_request(9, request_id="same"), make_request([7] * 9, request_id="same")
+    begin(cache, first)
+    compute(cache, first)
+    cache.release(first)
+    assert begin(cache, second) == 0
+    compute(cache, second)
+    cache.release(second)
+    assert begin(cache, make_request([7] * 9)) == 8
+    assert len(cache._chains) == 1, "nothing is kept of requests that ended"
+
+
 def test_discarded_content_is_not_found_even_while_another_holds_it() -> None:
     cache = CacheManager(8, 4)
     broken, sharer = make_request(9), make_request(9)

@@ -102,12 +102,21 @@ def test_the_lowest_priority_loses_its_blocks_first(monkeypatch: pytest.MonkeyPa
 
 
 def test_nobody_is_admitted_in_a_step_that_ran_out_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even who would go first and would fit into what the victim left: that is there a step later."""
     drive = overfull((0, 0, 0), 0, monkeypatch)
-    while not (plan := drive.step()).preempted:  # type: ignore[union-attr]
-        pass
+    quiet = 0
+    while not (drive.step() or pytest.fail("it ran out of blocks before")).preempted:
+        quiet += 1
+    drive = overfull((0, 0, 0), 0, monkeypatch)
+    for _ in range(quiet):
+        drive.step()
+    drive.add([60], max_tokens=1, request_id="urgent", priority=-1)
+    plan = drive.step()
     assert plan is not None
-    assert not set(plan.preempted) & {row.request_id for row in plan.rows}
-    assert all(row.start > 0 for row in plan.rows)
+    assert plan.preempted == ("r2",)
+    assert {row.request_id for row in plan.rows} == {"r0", "r1"}
+    assert drive.cache.pool.num_available > 0
+    assert ("urgent", 0, 1, True) in rows(drive.step())
 
 
 def test_headroom_makes_preemption_rare() -> None:
