@@ -1,34 +1,17 @@
-"""`python -m engine_worker`: settings from the environment, one worker, an exit code.
-
-0 after a drain; 2 when settings, model or Redis server cannot be used; 70 and 71 when the engine failed or hung.
-"""
+"""`python -m engine_worker`: turns garbage collection off, then imports and runs the program."""
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import os
 import sys
-
-from engine_worker.logs import configure_logs
-from engine_worker.settings import SettingsError, read_settings
-from engine_worker.worker import EXIT_UNUSABLE, run_worker
-
-
-def main() -> int:
-    """Runs one worker; returns its exit code."""
-    # An engine thread without work sleeps: OpenMP's default spins, on cores that others need. Read when torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        settings = read_settings()
-    except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_UNUSABLE
-    configure_logs(settings.log_level)
-    return asyncio.run(run_worker(settings))
-
+from importlib import import_module
 
 if __name__ == "__main__":
-    code = main()
+    # Imports and loading make hundreds of thousands of objects that stay: collections that look at them again and again
+    # take a fifth of the start. The worker turns them on when it is about to serve.
+    gc.disable()
+    code: int = import_module("engine_worker.program").main()
     # A hung or loading thread must not keep the process, and nothing is left to clean up.
     sys.stdout.flush()
     sys.stderr.flush()

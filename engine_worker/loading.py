@@ -63,7 +63,8 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
 
 
 def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
-    """A warm engine of a loaded model."""
+    """A warm engine of a loaded model. Raises ValueError for a tokenizer that cannot be decoded token by token."""
+    token_bytes = TokenBytes.from_tokenizer_json(loaded.tokenizer_json)
     engine = Engine(
         loaded,
         EngineConfig(
@@ -78,12 +79,12 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
     )
     _warm_up(engine)
     card = _model_card(settings, loaded, engine)
-    return WarmEngine(engine, card, loaded.tokenizer_json, loaded.chat_template, _grammars(loaded))
+    grammars = _grammars(loaded, token_bytes)
+    return WarmEngine(engine, card, loaded.tokenizer_json, token_bytes, loaded.chat_template, grammars)
 
 
-def _grammars(loaded: LoadedModel) -> GrammarCompiler | None:
+def _grammars(loaded: LoadedModel, token_bytes: TokenBytes) -> GrammarCompiler | None:
     try:
-        token_bytes = TokenBytes.from_tokenizer_json(loaded.tokenizer_json)
         return GrammarCompiler(loaded.tokenizer_json, token_bytes, loaded.eos_token_ids, loaded.config.vocab_size)
     except ValueError as error:
         log.warning("no structured output", reason=str(error))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine_worker.interface import ServingEngine
 from shared.grammars.compiler import GrammarCompiler
 from shared.messages import ModelCard
+from shared.text.token_bytes import TokenBytes
 
 __all__ = ["WarmEngine"]
 
@@ -18,6 +19,8 @@ class WarmEngine:
     engine: ServingEngine
     card: ModelCard
     tokenizer_json: bytes
+    token_bytes: TokenBytes
+    """Read from `tokenizer_json`, which takes a while."""
     chat_template: str
     """Jinja source, "" when the model has none."""
     grammars: GrammarCompiler | None

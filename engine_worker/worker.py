@@ -41,7 +41,6 @@ from shared.held import HeldRequests
 from shared.messages import WorkerCard
 from shared.prefixes import PrefixMemory
 from shared.registry import list_models
-from shared.text.token_bytes import TokenBytes
 
 __all__ = ["run_worker"]
 
@@ -99,8 +98,8 @@ async def _start(settings: WorkerSettings, stop: asyncio.Event, stack: AsyncExit
     warm = await until(stop, in_thread(lambda: load_engine(settings), yields=yields))
     if warm is None:
         return None
-    gc.collect()
     gc.freeze()  # all that was loaded stays: a collection that looked at it again would hold up a step
+    gc.enable()
     return Worker(settings, redis, stack, heartbeat, warm, faults)
 
 
@@ -126,7 +125,7 @@ class Worker:
         stack.push_async_callback(self._subscriber.close)
         served = ServedModel(
             name=warm.card.name,
-            token_bytes=TokenBytes.from_tokenizer_json(warm.tokenizer_json),
+            token_bytes=warm.token_bytes,
             max_request_tokens=warm.engine.max_request_tokens(),
             eos_token_ids=warm.card.eos_token_ids,
             grammars=warm.grammars,

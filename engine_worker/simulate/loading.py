@@ -50,7 +50,7 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
     )
     card = _model_card(settings, name, text, engine, len(token_bytes.table), simulation.seed)
     log.warning("simulated engine: every token is made up", model=card.name, simulate=settings.simulate)
-    return WarmEngine(engine, card, text.tokenizer_json, text.chat_template, grammars=None)
+    return WarmEngine(engine, card, text.tokenizer_json, token_bytes, text.chat_template, grammars=None)
 
 
 def _model_card(

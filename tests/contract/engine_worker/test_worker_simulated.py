@@ -15,7 +15,7 @@ PROGRAM = """
 import os, sys
 os.environ["HEADRACE_SIMULATE"] = "tokens_per_s=5"
 os.environ["HEADRACE_MODEL"] = sys.argv[1]
-import engine_worker.__main__
+import engine_worker.program
 from engine_worker.engines import load_engine
 from engine_worker.settings import read_settings
 warm = load_engine(read_settings())
