@@ -184,7 +184,7 @@ def seat_key(shard: int, model: str, consumer: str) -> str:
 
 
 def room_key(shard: int, model: str) -> str:
-    """hash: empty seats of each worker after its last `take`, and when that was: "<seats> <ms>"."""
+    """hash: seats of each worker (empty after its last `take` + its requests), and when that was: "<seats> <ms>"."""
     return f"{_tag(shard)}:room:{model}:{CLASSES[0]}"
 
 

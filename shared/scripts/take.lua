@@ -18,7 +18,7 @@ local reserve, has_many, spared = tonumber(ARGV[7]), {}, false
 for i = 8, #ARGV do has_many[ARGV[i]] = true end
 local now = redis_ms()
 local MOST, WINDOW, BLOCKED, PASSES = 32, 8, 32, 8
-local SHARED_MS, OTHERS = 30, 64
+local SHARED_MS, OTHERS, UNEVEN, MOST_UNEVEN = 30, 64, 1 / 8, 2
 local PAGE, SCAN_EVERY, SCAN_AGAIN, SEAT_FRESH = 100, 10000, 1000, 3000
 
 local last = redis.call('HMGET', seat, 'nonce', 'reply')
@@ -92,24 +92,36 @@ local empty = tonumber(ARGV[4]) -- seats here; requests that are taken use these
 local rooms_of_all, own_bells = beside(KEYS[2], PART.room), string.match(beside(KEYS[2], PART.bell), '^.*:') .. '@'
 local level, emptiest, withheld
 
+-- Adds to `counts` how many requests each worker runs, or is about to.
+local function count_pending(queue, counts)
+  local summary = redis.pcall('XPENDING', queue, GROUP)
+  for _, one in ipairs(not summary.err and summary[4] or {}) do
+    counts[one[1]] = (counts[one[1]] or 0) + tonumber(one[2])
+  end
+  return counts
+end
+
 -- How many empty seats each worker keeps when what waits goes to those with the most; below 0: so many have none.
 local function find_level(queue)
   local seen, counts, most = redis.call('HRANDFIELD', rooms_of_all, OTHERS, 'WITHVALUES'), {math.max(0, empty)}, 0
+  local running = count_pending(KEYS[4], count_pending(KEYS[2], {}))
   for i = 1, #seen, 2 do
-    local count, at = string.match(seen[i + 1], '^(%d+) (%d+)$')
+    local seats_there, at = string.match(seen[i + 1], '^(%d+) (%d+)$')
     if tonumber(at) < now - SEAT_TTL then
       redis.call('HDEL', rooms_of_all, seen[i])
     elseif seen[i] ~= consumer and tonumber(at) > now - SEAT_FRESH then
-      counts[#counts + 1] = tonumber(count)
-      if tonumber(count) > most then most, emptiest = tonumber(count), seen[i] end
+      local count = math.max(0, tonumber(seats_there) - (running[seen[i]] or 0))
+      counts[#counts + 1] = count
+      if count > most then most, emptiest = count, seen[i] end
     end
   end
   if #counts == 1 then return -math.huge end
   table.sort(counts, function(a, b) return a > b end)
-  local left = redis.call('ZCARD', beside(queue, PART.wait))
+  local waiting = redis.call('ZCARD', beside(queue, PART.wait))
+  local left, slack = waiting, math.min(MOST_UNEVEN, waiting * UNEVEN)
   for i, count in ipairs(counts) do
     local fills = i * (count - (counts[i + 1] or 0)) -- until those so far have no more than the next one
-    if left <= fills then return count - left / i end
+    if left <= fills then return math.max(0, count - left / i - slack) end
     left = left - fills
   end
   return -left
@@ -254,6 +266,7 @@ if withheld and emptiest then ring(own_bells .. emptiest) end
 -- Not needed for safety, so a full Redis may refuse it: nothing was taken then, or this would not be the first write.
 redis.pcall('HSET', seat, 'nonce', nonce, 'reply', cmsgpack.pack(reply), 'room', math.max(0, left), 'at', now)
 redis.pcall('PEXPIRE', seat, SEAT_TTL)
-redis.pcall('HSET', rooms_of_all, consumer, math.max(0, empty) .. ' ' .. now)
+local running = count_pending(KEYS[4], count_pending(KEYS[2], {}))[consumer] or 0
+redis.pcall('HSET', rooms_of_all, consumer, math.max(0, empty) + running .. ' ' .. now)
 redis.pcall('PEXPIRE', rooms_of_all, SEAT_TTL)
 return reply

@@ -10,10 +10,10 @@ import time
 from redis.asyncio import Redis
 
 from shared import keys
-from shared.claims import ClaimQueue
+from shared.claims import ClaimQueue, Entry
 from shared.limits import Terms
 from shared.queue import RequestQueue
-from tests.support.queue_steps import MakeWorker, submit
+from tests.support.queue_steps import MakeWorker, finish, submit
 from tests.support.records import make_request
 from tests.support.wait import eventually
 
@@ -64,15 +64,16 @@ async def test_sixteen_at_once_are_shared_by_two_idle_workers(
     assert min(split.values()) >= 6
 
 
-async def test_what_waits_is_split_so_that_all_keep_as_many_seats(
+async def test_what_waits_is_split_so_that_all_keep_about_as_many_seats(
     queue: RequestQueue, make_worker: MakeWorker, redis: Redis
 ) -> None:
     worker = await make_worker("here")
     await _submit_young(queue, redis, 12)
     await _see_room(redis, busy=2, idle=10)
-    # 16, 10 and 2 empty seats, 12 requests: the first has 6 before the second gets any, then they take turns.
-    assert len(await worker.read(16, 0)) == 9
-    assert await worker.read(7, 0) == []
+    # 16, 10 and 2 empty seats, 12 requests: the first has 6 before the second gets any, then they take turns; and an
+    # eighth of 12 more, for it is here already.
+    assert len(await worker.read(16, 0)) == 11
+    assert await worker.read(5, 0) == []
     assert await redis.lrange(keys.own_bell_key(0, "tiny", "idle"), 0, -1) == [b"1"], "the one with most room is woken"
     assert await redis.exists(keys.own_bell_key(0, "tiny", "busy")) == 0
 
@@ -81,7 +82,7 @@ async def test_batch_requests_are_shared_as_well(queue: RequestQueue, make_worke
     worker = await make_worker("here")
     await _submit_young(queue, redis, 8, "batch")
     await _see_room(redis, idle=16)
-    assert len(await worker.read(16, 0)) == 4
+    assert len(await worker.read(16, 0)) == 5
 
 
 async def test_a_worker_that_would_have_to_displace_batch_work_leaves_them_to_empty_seats(
@@ -93,6 +94,27 @@ async def test_a_worker_that_would_have_to_displace_batch_work_leaves_them_to_em
     assert await worker.read(16, 0, batch=0) == []
     await _submit_young(queue, redis, 1)
     assert len(await worker.read(16, 0, batch=0)) == 1, "what does not fit into those"
+
+
+async def test_seats_that_became_empty_count_although_their_worker_has_not_looked_again(
+    queue: RequestQueue, make_worker: MakeWorker, redis: Redis
+) -> None:
+    here, there = await make_worker("here"), await make_worker("there")
+    for _ in range(6):
+        await submit(queue)
+    acquired = await there.acquire(await there.read(6, 0))
+    assert len(acquired) == 6
+    assert await here.read(6, 0) == []
+    await redis.hset(keys.room_key(0, "tiny"), mapping={"there": f"6 {_FAR}", "here": f"6 {_FAR}"})
+    assert len(await _taken_of(queue, redis, here, 2)) == 2, "there it is full"
+    for one in acquired:
+        await finish(there, one, 0)
+    assert len(await _taken_of(queue, redis, here, 2, room=3)) == 0, "there are 6 again"
+
+
+async def _taken_of(queue: RequestQueue, redis: Redis, worker: ClaimQueue, count: int, room: int = 6) -> list[Entry]:
+    await _submit_young(queue, redis, count)
+    return await worker.read(room, 0)
 
 
 async def test_in_a_backlog_everybody_fills_up(queue: RequestQueue, make_worker: MakeWorker, redis: Redis) -> None:
