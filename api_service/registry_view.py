@@ -24,11 +24,13 @@ from shared.messages import ModelCard, WorkerCard
 from shared.queue import Depth, RequestQueue, TenantUse
 from shared.registry import list_models, list_workers, load_blob, load_prefixes
 
-__all__ = ["STEP_LIMIT_MS", "RegistryView", "Snapshot"]
+__all__ = ["STEP_LIMIT_MS", "RegistryView", "Snapshot", "pause_s"]
 
 REFRESH_S = 1.0
 EAGER_REFRESH_S = 0.2
 """While no worker serves: whoever started the first one waits for it."""
+LOADING_REFRESH_S = 0.05
+"""While one is about to: it loads, or is ready and its model not known yet."""
 MISS_REFRESH_S = 0.2
 """Unknown model names make at most this many refreshes a second, however many clients send them."""
 KEEP_S = 3.0
@@ -61,6 +63,15 @@ class Snapshot:
 
 def _hangs(card: WorkerCard) -> bool:
     return card.running > 0 and card.last_step_age_ms > STEP_LIMIT_MS
+
+
+def pause_s(view: Snapshot) -> float:
+    """Until the next refresh, in seconds: the less can be served now, the sooner."""
+    serving = view.serving()
+    if any(card.model in view.models for card in serving):
+        return REFRESH_S
+    coming = serving or [card for card in view.workers if card.state == "loading"]
+    return LOADING_REFRESH_S if coming else EAGER_REFRESH_S
 
 
 def _seen_by_request(task: asyncio.Task[Vocabulary]) -> None:
@@ -185,7 +196,7 @@ class RegistryView:
     async def _keep_fresh(self) -> None:
         while True:
             await asyncio.wait([self._refresh_task()])
-            await asyncio.sleep(REFRESH_S if self.snapshot.serving() else EAGER_REFRESH_S)
+            await asyncio.sleep(pause_s(self.snapshot))
 
     async def _refresh(self) -> None:
         try:

@@ -169,15 +169,12 @@ class _Service:
             self._failed.set_exception(error)
 
     async def _bring_up(self) -> None:
-        """Redis, then workers and pod together, then wait until a request would be answered, and say so."""
-        if self._server is not None:
+        """Everything at once (only a Redis of the user's has to be there before), then wait until a request would be
+        answered, and say so."""
+        if self._server is None:
+            await self._expect_redis(REDIS_CONNECT_S)
+        else:
             self._redis = self._start(_REDIS, self._server.command(), {})
-        trouble = await ping(self._url, REDIS_START_S if self._server else REDIS_CONNECT_S)
-        if trouble is not None:
-            raise Refused(
-                f"Redis at {without_password(self._url)} does not answer: {trouble}. Start it, or leave --redis-url "
-                "and REDIS_URL unset to get an embedded one"
-            )
         settings = {**self._plan.settings, "HEADRACE_REDIS_URL": self._url, "HEADRACE_PORT": str(self._port)}
         for index in range(self._plan.workers):
             own = self._worker_settings(settings, index)
@@ -185,12 +182,23 @@ class _Service:
             worker.ended = partial(self._release, own["HEADRACE_WORKER_ID"])
             self._workers.append(worker)
         self._pod = self._start("api", program("api_service"), settings)
+        if self._server is not None:
+            await self._expect_redis(REDIS_START_S)
         url = base_url(self._plan.host, self._port)
         self._model = model = await wait_ready(url, settings)
         for child in self._children():
             child.settled = True
         shown = None if self._server else without_password(self._url)
         print(ready_text(url, model, settings, shown), flush=True)
+
+    async def _expect_redis(self, deadline_s: float) -> None:
+        """Raises Refused when Redis does not answer within `deadline_s` seconds."""
+        trouble = await ping(self._url, deadline_s)
+        if trouble is not None:
+            raise Refused(
+                f"Redis at {without_password(self._url)} does not answer: {trouble}. Start it, or leave --redis-url "
+                "and REDIS_URL unset to get an embedded one"
+            )
 
     def _worker_settings(self, settings: dict[str, str], index: int) -> dict[str, str]:
         threads = engine_threads(_cores(), self._plan.workers)

@@ -34,9 +34,14 @@ class Vocabulary:
             token.content: token_id for token_id, token in self.tokenizer.get_added_tokens_decoder().items()
         }
         self._special = {token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special}
-        self._plain = Tokenizer.from_str(_without_added_tokens(tokenizer_json))
+        self._json = tokenizer_json
         self.longest_token = max(map(len, self.token_bytes.table), default=1) or 1
         """In bytes: a text of b bytes has at least b / longest_token tokens."""
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """Made at first need: only a text that spells out control tokens asks for it."""
+        return Tokenizer.from_str(_without_added_tokens(self._json))
 
     def control_tokens(self, literal: str) -> tuple[str, ...]:
         """What a user must not be able to write: special tokens, and added tokens that the template itself writes.
