@@ -2,8 +2,8 @@
 
 Share: tenants that stay below their share, alone and beside one that sends ten times its share; then all of them with a
 backlog. Classes: interactive requests alone and while batch work saturates the fleet; batch work alone. Bursts: many
-requests at once to idle workers. Prints the figures and exits with 1 when a target is missed. The model is a random tiny
-one unless named.
+requests at once to idle workers. Prints the figures and exits with 1 when a target is missed. The model is a random
+tiny one unless named.
 
     python -m benchmarks.fairness [--model tiny|default|DIR] [--workers 2] [--seats 16] [--seconds 20]
                                   [--only classes|shares|bursts] [--dtype bfloat16]
