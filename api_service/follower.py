@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import structlog
 
 from api_service.chunks import terminal_error
@@ -44,25 +45,35 @@ class Follower:
         self._give_up = None if deadline_s is None else self._started + deadline_s + DEADLINE_SLACK_S
         self._token_at: float | None = None
         self._down_since: float | None = None
+        self._silences = 0
         self._unfinished_logs = 0
         self._reasons: set[str] = set()
 
     async def follow(self, feed: Feed) -> None:
         """Returns when the stream is over."""
-        silences = 0
+        feed.direct = self._take
         while not self._stream.over:
             item = await feed.get(SILENCE_S)
             if isinstance(item, bytes):
-                silences = 0
+                self._silences = 0
                 if not self.accept(item):
                     self._metrics.gap()
                     await self.catch_up()
                     self.accept(item)
             elif item is None:
-                silences += 1
-                await self._after_silence(silences)
+                self._silences += 1
+                await self._after_silence(self._silences)
             else:
                 await self.catch_up()
+
+    def _take(self, raw: bytes) -> bool:
+        """Takes a record without a switch to this task, which is for what is more than that: the end of the stream, a
+        gap, a record that cannot be read."""
+        self._silences = 0
+        try:
+            return self.accept(raw) and not self._stream.over
+        except msgspec.MsgspecError:
+            return False
 
     def accept(self, raw: bytes) -> bool:
         """Takes a record that is due, drops one that was there before; False = records before it are missing."""

@@ -53,6 +53,7 @@ def configure_logs(level: str) -> None:
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,  # made anew for every line it costs more than the line
     )
 
 

@@ -10,15 +10,17 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import ResponseError
 
 from shared.connections import REDIS_DOWN, subscriber_client
 from shared.errors import RedisUnavailable
+from shared.wire import Wire
 
 __all__ = ["Feed", "Resync", "Subscriber"]
 
@@ -44,9 +46,12 @@ class Feed:
     """What one listener of a channel has not read yet; bounded, so a slow reader costs its gap and not our memory."""
 
     def __init__(self, limit: int = _FEED_LIMIT) -> None:
+        self.direct: Callable[[bytes], bool] | None = None
+        """Offered a message while the reader waits: True, and it is done with without waking the reader."""
         self._items: deque[bytes | Resync] = deque()
         self._limit = limit
         self._reader: asyncio.Future[None] | None = None
+        self._timeout = math.inf
         self._give_up_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -55,7 +60,8 @@ class Feed:
         if not self._items:
             loop = asyncio.get_running_loop()
             self._reader = loop.create_future()
-            self._give_up_at = math.inf if timeout is None else loop.time() + timeout
+            self._timeout = math.inf if timeout is None else timeout
+            self._give_up_at = loop.time() + self._timeout
             if self._timer is None and timeout is not None:
                 self._timer = loop.call_at(self._give_up_at, self._expire)
             try:
@@ -72,12 +78,17 @@ class Feed:
 
     def put(self, item: bytes | Resync) -> None:
         """Never blocks: an overflow drops everything for one Resync, the log has it all."""
+        reader = self._reader
+        waits = reader is not None and not reader.done()
+        if waits and self.direct is not None and isinstance(item, bytes) and self.direct(item):
+            self._give_up_at = asyncio.get_running_loop().time() + self._timeout
+            return
         if len(self._items) >= self._limit:
             self._items.clear()
             item = RESYNC
         self._items.append(item)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def _expire(self) -> None:
         """One timer serves many waits, each of which only moves the time: setting one a token would cost more than the
@@ -109,10 +120,9 @@ class Subscriber:
 
     def __init__(self, url: str) -> None:
         self._client: Redis = subscriber_client(url)
-        self._connection: Any = None
+        self._wire: Wire | None = None
         self._channels: dict[str, _Channel] = {}
         self._awaited: dict[str, int] = {}
-        self._outgoing: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._heard_at = 0.0
         self._closed = False
@@ -126,7 +136,7 @@ class Subscriber:
     @property
     def connected(self) -> bool:
         """Whether a connection stands now; for readiness, not for decisions."""
-        return self._connection is not None
+        return self._wire is not None
 
     @asynccontextmanager
     async def listen(self, channel: str, timeout: float | None = None) -> AsyncIterator[Feed]:
@@ -170,90 +180,74 @@ class Subscriber:
         except REDIS_DOWN:
             return  # nothing is lost with it: the process forgets the connection
 
-    def _post(self, command: str, channel: str) -> None:
-        """Queues a command for the current connection; a new connection subscribes to all that is wanted anyway.
+    def _post(self, command: str, *channel: str) -> None:
+        """Sends a command at once; without a connection nothing, because a new one subscribes to all that is wanted.
 
         Never awaits, so a listener that is cancelled cannot leave the bookkeeping half done.
         """
+        if self._wire is None:
+            return
         if command == "SUBSCRIBE":
-            self._awaited[channel] = self._awaited.get(channel, 0) + 1
-        self._outgoing.put_nowait((command, channel))
+            self._awaited[channel[0]] = self._awaited.get(channel[0], 0) + 1
+        with suppress(ConnectionLost):  # what ended the connection will be seen by whoever watches it
+            self._wire.send(command, *channel)
 
     async def _run(self) -> None:
         failures = 0
         while True:
             try:
-                await self._connect()
+                wire = await self._connect()
                 failures = 0
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._write())
-                    tasks.create_task(self._read())
-                    tasks.create_task(self._watch())
-            except* _CONNECTION_LOST:
+                await self._watch(wire)
+            except _CONNECTION_LOST:
                 failures += 1
             finally:
-                await self._disconnect()
+                self._disconnect()
             await asyncio.sleep(random.uniform(0, min(_MAX_BACKOFF_S, 0.02 * 2**failures)))
 
-    async def _connect(self) -> None:
+    async def _connect(self) -> Wire:
         pool: Any = self._client.connection_pool
-        connection = pool.make_connection()
         async with asyncio.timeout(_CONNECT_S):  # a listening port behind which nobody answers
-            await connection.connect()
-        self._connection = connection
+            wire = await Wire.open(pool, self._hear)
+        self._wire = wire
         self._heard_at = asyncio.get_running_loop().time()
-        self._outgoing = asyncio.Queue()
         self._awaited.clear()
         for channel in self._channels:
             self._post("SUBSCRIBE", channel)
+        return wire
 
-    async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+    def _disconnect(self) -> None:
+        wire, self._wire = self._wire, None
         for entry in self._channels.values():
             entry.confirmed.clear()
-        if connection is None:
+        if wire is not None:
+            wire.abort(ConnectionLost("This process has ended the subscription."))
+
+    def _hear(self, message: Any) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if isinstance(message, Exception):
+            if self._wire is not None:
+                self._wire.abort(message)
+        elif not isinstance(message, list):  # PONG of a connection without subscriptions
             return
-        try:
-            async with asyncio.timeout(_CLOSE_S):
-                await connection.disconnect(nowait=True)
-        except REDIS_DOWN:
-            return  # a half-dead socket may not even close
+        elif message[0] == b"message":
+            self._deliver(message[1].decode(), message[2])
+        elif message[0] == b"subscribe":
+            self._confirm(message[1].decode())
 
-    async def _write(self) -> None:
-        connection, outgoing = self._connection, self._outgoing
-        while True:
-            command, argument = await outgoing.get()
-            await connection.send_command(command, argument)
-
-    async def _read(self) -> None:
-        """Dispatches until the connection fails."""
-        connection, now = self._connection, asyncio.get_running_loop().time
-        while True:
-            message = await connection.read_response(disconnect_on_error=False)
-            self._heard_at = now()
-            if not isinstance(message, list):  # PONG of a connection without subscriptions
-                continue
-            if message[0] == b"message":
-                self._deliver(message[1].decode(), message[2])
-            elif message[0] == b"subscribe":
-                self._confirm(message[1].decode())
-
-    async def _watch(self) -> None:
-        """Pings a silent connection, so that a cut cable shows within two ping times. Raises TimeoutError then.
-
-        Beside the reader and not around each of its reads: a time limit a message costs more than the message.
-        """
+    async def _watch(self, wire: Wire) -> None:
+        """Pings a silent connection, so that a cut cable shows within two ping times. Raises why it has ended."""
         now = asyncio.get_running_loop().time
         while True:
             silent = now() - self._heard_at
-            if silent < _PING_S:
-                await asyncio.sleep(_PING_S - silent)
-                continue
-            before = self._heard_at
-            self._post("PING", "")
-            await asyncio.sleep(_PING_S)
-            if self._heard_at == before:
-                raise TimeoutError("Redis does not answer on the subscribed connection")
+            if silent >= _PING_S:
+                before = self._heard_at
+                self._post("PING")
+                await _ended(wire, _PING_S)
+                if self._heard_at == before:
+                    raise TimeoutError("Redis does not answer on the subscribed connection")
+            else:
+                await _ended(wire, _PING_S - silent)
 
     def _deliver(self, channel: str, item: bytes | Resync) -> None:
         entry = self._channels.get(channel)
@@ -273,3 +267,10 @@ class Subscriber:
             self._deliver(channel, RESYNC)
         entry.confirmed_before = True
         entry.confirmed.set()
+
+
+async def _ended(wire: Wire, seconds: float) -> None:
+    """Raises what ended the wire; returns after so many seconds."""
+    await asyncio.wait([wire.lost], timeout=seconds)
+    if wire.lost.done():
+        raise wire.lost.result()

@@ -6,9 +6,11 @@ want a time limit and retries, blocking reads neither, a subscription must never
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import hiredis
 from redis import exceptions as rx
@@ -23,6 +25,8 @@ from redis.asyncio import (
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.typing import EncodableT
+
+from shared.wire import CommandLine
 
 __all__ = [
     "REDIS_DOWN",
@@ -48,6 +52,7 @@ REDIS_DOWN: tuple[type[Exception], ...] = (
 """Wait and try again on these; anything else is a fault of ours."""
 
 _CONNECT_TIMEOUT_S = 3.0
+_READ_TIMEOUT_S = 5
 
 
 class _Mended:
@@ -88,6 +93,45 @@ class _Unix(_Mended, UnixDomainSocketConnection):
 _CONNECTIONS: dict[type, type] = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
 
 
+class _Direct(Redis):
+    """Sends the commands that all waiting is for over a line of its own, and the others as redis-py does."""
+
+    direct: ClassVar[frozenset[str]] = frozenset({"EVALSHA", "EVAL"})
+
+    @cached_property
+    def line(self) -> CommandLine:
+        return CommandLine(self.connection_pool, limit_s=_READ_TIMEOUT_S)
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if args[0] in self.direct:
+            reply = await self.line.ask(*args)
+            finish: Any = self.response_callbacks.get(args[0])
+            return reply if finish is None else finish(reply, **options)
+        others: Any = super()
+        return await others.execute_command(*args, **options)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        self.line.close()
+        await super().aclose(close_connection_pool)
+
+
+class _Blocking(_Direct):
+    """A read that nobody waits for any more ends with its connection."""
+
+    direct = frozenset({"BLPOP"})
+
+    @cached_property
+    def line(self) -> CommandLine:
+        return CommandLine(self.connection_pool, limit_s=None, once=True)
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().execute_command(*args, **options)
+        except asyncio.CancelledError:
+            self.line.close()
+            raise
+
+
 class UnfitServer(Exception):
     """The server can be reached but must not be used; the message says what to change."""
 
@@ -109,18 +153,18 @@ def command_client(url: str, *, max_connections: int = 64, wait_s: float = 5.0) 
         url,
         max_connections=max_connections,
         timeout=wait_s,
-        socket_timeout=5.0,
+        socket_timeout=float(_READ_TIMEOUT_S),
         socket_connect_timeout=_CONNECT_TIMEOUT_S,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
         protocol=2,
     )
-    return _client(pool)
+    return _client(pool, _Direct)
 
 
 def blocking_client(url: str) -> Redis:
-    """For XREADGROUP BLOCK: no read time limit and no retries, because either would deliver an entry to a connection
-    that nobody reads any more. After any error its user reads its own pending entries first."""
-    return _bare_client(url)
+    """For BLPOP: no read time limit and no retries, because either would give an element to a connection that nobody
+    reads any more. One call at a time."""
+    return _bare_client(url, _Blocking)
 
 
 def subscriber_client(url: str) -> Redis:
@@ -133,7 +177,7 @@ def probing_client(url: str) -> Redis:
     return _bare_client(url)
 
 
-def _bare_client(url: str) -> Redis:
+def _bare_client(url: str, kind: type[Redis] = Redis) -> Redis:
     pool = ConnectionPool.from_url(
         url,
         socket_timeout=None,
@@ -141,12 +185,12 @@ def _bare_client(url: str) -> Redis:
         retry=Retry(NoBackoff(), 0),
         protocol=2,
     )
-    return _client(pool)
+    return _client(pool, kind)
 
 
-def _client(pool: ConnectionPool) -> Redis:
+def _client(pool: ConnectionPool, kind: type[Redis]) -> Redis:
     pool.connection_class = _CONNECTIONS[pool.connection_class]
-    return Redis.from_pool(pool)
+    return kind.from_pool(pool)
 
 
 async def check_server(redis: Redis) -> ServerInfo:

@@ -161,3 +161,17 @@ async def test_a_wait_without_a_limit_is_not_ended_by_the_limit_of_an_earlier_on
     feed.put(b"third")
     assert await patient == b"third"
     assert await feed.get(0.01) is None
+
+
+async def test_what_is_taken_directly_wakes_no_reader_and_counts_as_heard() -> None:
+    feed, taken = Feed(), []
+    feed.direct = lambda item: not item.startswith(b"!") and not taken.append(item)
+    waiting = asyncio.create_task(feed.get(30))
+    await asyncio.sleep(0)
+    feed.put(b"one")
+    feed.put(b"two")
+    feed.put(b"!end")
+    feed.put(b"behind it")  # in order: not taken while something waits for the reader
+    assert await waiting == b"!end"
+    assert await feed.get(1) == b"behind it"
+    assert taken == [b"one", b"two"]
