@@ -2,7 +2,7 @@
 
 Runs on one thread, so that CPU time leaves out what other processes took. Figures are medians over rounds.
 
-    python -m benchmarks.batch_invariance [--dtype bfloat16] [--quantization none] [--kv-cache-dtype auto] [--rounds 9]
+    python -m benchmarks.batch_invariance [--dtype bfloat16] [--format none,int8,…] [--kv-cache-dtype auto] [--rounds 9]
 """
 
 from __future__ import annotations
@@ -43,29 +43,20 @@ def _median_ms(runs: Sequence[Callable[[], None]], rounds: int) -> list[float]:
     return [statistics.median(own) for own in times]
 
 
-@torch.inference_mode()
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quantization", default="none")
-    parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=9)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def _compare(args: argparse.Namespace, weight_format: str) -> None:
+    """Prints a line a batch."""
     plain, invariant = (
         load(
             args.model,
             dtype=args.dtype,
             device="cpu",
-            quantization=args.quantization,
+            quantization=weight_format,
             kv_cache_dtype=args.kv_cache_dtype,
             batch_invariant=flag,
         )
         for flag in (False, True)
     )
-    print(f"{plain.name}, {plain.kernels}, {args}")
+    print(f"{plain.name}, {plain.kernels}, weights {plain.quantization}, {args}")
     blocks = max(rows_in_order(rows)[1] for rows in BATCHES.values())
     cache = plain.model.new_kv_cache(blocks, BLOCK_SIZE)
     for pages in (*cache.layers, *cache.scales):
@@ -75,6 +66,21 @@ def main() -> None:
         layout, _ = rows_in_order(rows)
         off, on = _median_ms([_step(loaded, layout, cache) for loaded in (plain, invariant)], args.rounds)
         print(f"{name:26s} off {off:8.2f} ms   on {on:8.2f} ms   ratio {on / off:.3f}", flush=True)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--format", default="none", help="how weights are kept, as --quantization; several by commas")
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for weight_format in args.format.split(","):
+        _compare(args, weight_format)
 
 
 if __name__ == "__main__":
