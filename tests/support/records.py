@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from shared.keys import new_rid
 from shared.messages import Delta, End, FinishReason, GenerateRequest, Record, Usage, decode_record, encode
 from shared.params import SamplingParams, StopConditions
 
-__all__ = ["end_record", "make_request", "token_record", "tokens_of"]
+__all__ = ["again", "end_record", "make_request", "token_record", "tokens_of"]
 
 
 def make_request(**changes: Any) -> GenerateRequest:
@@ -44,3 +46,8 @@ def tokens_of(records: list[bytes], index: int = 0) -> list[int]:
     decoded = [decode_record(record) for record in records]
     assert [record.seq for record in decoded] == list(range(len(decoded)))
     return [i for record in decoded for delta in record.deltas if delta.index == index for i in delta.token_ids]
+
+
+def again(request: GenerateRequest) -> GenerateRequest:
+    """The same request under a new id."""
+    return msgspec.structs.replace(request, rid=new_rid(0))

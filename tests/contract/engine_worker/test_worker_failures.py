@@ -1,4 +1,4 @@
-"""A worker among failures: take-over, fencing, drain, hung and broken engines, a Redis that goes away."""
+"""A worker among failures: take-over, fencing, drain, hung and broken engines."""
 
 from __future__ import annotations
 
@@ -17,22 +17,15 @@ from engine_worker.request import Request, TokenEvent
 from engine_worker.worker import EXIT_ENGINE_FAILED, EXIT_ENGINE_HUNG, EXIT_OK
 from shared.claims import Acquired, ClaimQueue, Commit, ReplyKind
 from shared.connections import blocking_client, command_client
-from shared.keys import log_key, new_rid, request_key
 from shared.messages import GenerateRequest
 from shared.params import SamplingParams, StopConditions
 from shared.queue import RequestQueue
-from shared.registry import list_models, list_workers, load_blob
-from tests.support.records import make_request, token_record
-from tests.support.redis_server import RedisServer
+from shared.registry import list_models, list_workers
+from tests.support.records import again, make_request, token_record
 from tests.support.wait import eventually
 from tests.support.workers import ask, finished, read_answer, running_worker, submit, until_logged
 
 SLOW = "step-delay-ms:10"
-
-
-def again(request: GenerateRequest) -> GenerateRequest:
-    """The same request under a new id."""
-    return msgspec.structs.replace(request, rid=new_rid(0))
 
 
 @asynccontextmanager
@@ -228,96 +221,6 @@ async def test_rd_30_a_broken_engine_ends_the_process_and_hands_back_only_what_m
     state = await RequestQueue(redis).state(suspect.rid)
     assert state is not None
     assert (state.state, state.epoch) == ("open", 1)
-
-
-async def test_a_restarted_redis_costs_a_pause_and_no_token(own_redis: RedisServer, tiny: LoadedModel) -> None:
-    redis = command_client(own_redis.url)
-    request = make_request(max_tokens=200)
-    async with running_worker(own_redis.url, tiny, fault=SLOW):
-        whole = await ask(redis, again(msgspec.structs.replace(request, stop=StopConditions(max_tokens=200))))
-        await submit(redis, request)
-        await until_logged(redis, request.rid, 3)
-        await asyncio.to_thread(own_redis.restart)
-        answer = await finished(redis, request.rid, 30)
-        assert (answer.tokens(), answer.text()) == (whole.tokens(), whole.text())
-        assert answer.end.usage.completion_tokens == 200
-    await redis.aclose()
-
-
-async def test_rd_11_a_log_that_went_backwards_is_sent_again(redis: Redis, redis_url: str, tiny: LoadedModel) -> None:
-    request = make_request(max_tokens=60)
-    async with running_worker(redis_url, tiny, fault=SLOW):
-        await submit(redis, request)
-        before = await until_logged(redis, request.rid, 10)
-        await go_back(redis, request.rid, 4)
-        answer = await finished(redis, request.rid)
-        assert answer.payloads[:10] == before.payloads[:10]
-        assert len(answer.tokens()) == 60
-
-
-async def go_back(redis: Redis, rid: str, records: int) -> None:
-    """What a failover to a lagging replica does: the log and its counter as they were after `records`."""
-    rows = (await redis.xrange(log_key(rid)))[:records]
-    assert len(rows) == records
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.hset(request_key(rid), "next", str(records))
-        pipe.delete(log_key(rid))
-        for entry, fields in rows:
-            pipe.xadd(log_key(rid), fields, id=entry)
-        pipe.pexpire(log_key(rid), 60_000)
-        await pipe.execute()
-
-
-async def test_flushall_frees_the_engine_and_brings_the_model_back(
-    redis: Redis, redis_url: str, tiny: LoadedModel
-) -> None:
-    async with running_worker(redis_url, tiny, fault=SLOW, lease_ms=400) as running:
-        await eventually(lambda: list_models(redis))
-        await submit(redis, make_request(max_tokens=400))
-        await eventually(lambda: running.engine.stats().running == 1)
-        await redis.flushall()
-        await eventually(lambda: running.engine.stats().running == 0)
-        card = (await eventually(lambda: list_models(redis)))["tiny"]
-        assert await load_blob(redis, card.tokenizer) == tiny.tokenizer_json
-        assert (await load_blob(redis, card.chat_template)).decode() == tiny.chat_template
-        assert len((await ask(redis, make_request(max_tokens=3))).tokens()) == 3
-
-
-async def test_a_missed_cancellation_is_found_with_the_next_renewal(
-    redis: Redis, redis_url: str, tiny: LoadedModel
-) -> None:
-    async with running_worker(redis_url, tiny, fault=SLOW, lease_ms=400):
-        request = make_request(max_tokens=400)
-        await submit(redis, request)
-        await until_logged(redis, request.rid, 2)
-        await redis.hset(request_key(request.rid), "cancel", "1")  # the flag without its notification
-        assert (await finished(redis, request.rid)).last().finish_reason == "abort"
-
-
-async def test_a_stalled_redis_pauses_the_engine_and_keeps_every_token(
-    own_redis: RedisServer, tiny: LoadedModel
-) -> None:
-    redis = command_client(own_redis.url)
-    request = make_request(max_tokens=480, prompts=((1, 2, 3, 4),))
-    requests = [again(request) for _ in range(8)]
-    async with running_worker(
-        own_redis.url,
-        tiny,
-    ) as running:
-        running.worker.outbox.backlog_limit = 256
-        for one in requests:
-            await submit(redis, one)
-        await until_logged(redis, requests[-1].rid, 1)
-        own_redis.freeze()
-        await eventually(lambda: running.worker.outbox.congested)
-        seen = running.engine.stats().counters["generation_tokens"]
-        assert running.worker.outbox.backlog < 256 + 64 * 8 + 8
-        own_redis.thaw()
-        answers = [await finished(redis, one.rid, 30) for one in requests]
-        assert {len(answer.tokens()) for answer in answers} == {480}
-        assert len({answer.text() for answer in answers}) == 1
-        assert seen < 8 * 480
-    await redis.aclose()
 
 
 async def test_the_registry_shows_state_and_counters(redis: Redis, redis_url: str, tiny: LoadedModel) -> None:

@@ -13,32 +13,9 @@ from api_service.schemas.common import GenerationBody, parse
 from api_service.schemas.completion import CompletionRequest
 from shared.errors import InvalidRequest
 from tests.support.bad_messages import BAD_MESSAGES
+from tests.support.bodies import USER, chat, completion, refused
 
-USER = {"role": "user", "content": "Hi"}
 BIG = 2**63
-
-
-def chat(**fields: Any) -> ChatCompletionRequest:
-    body = parse(ChatCompletionRequest, {"model": "m", "messages": [USER], **fields})
-    body.check()
-    return body
-
-
-def completion(**fields: Any) -> CompletionRequest:
-    body = parse(CompletionRequest, {"model": "m", "prompt": "Hi", **fields})
-    body.check()
-    return body
-
-
-def refused(make: Any, **fields: Any) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as error:
-        make(**fields)
-    assert len(error.value.message) < 400
-    for leak in ("ctx", "input_value", "errors.pydantic.dev", "type="):
-        assert leak not in error.value.message
-    return error.value
-
-
 BOTH = pytest.mark.parametrize("make", [chat, completion])
 
 
@@ -230,49 +207,6 @@ def test_lgp_09_ranges_of_logprobs() -> None:
         assert completion(logprobs=good).logprobs == good
     for bad in (-1, 6, 21, 1000, True):
         assert refused(completion, logprobs=bad).param == "logprobs"
-
-
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-NAMED = {"type": "function", "function": {"name": "f"}}
-
-
-@pytest.mark.parametrize("tools", [None, []])
-@pytest.mark.parametrize(
-    ("choice", "accepted"),
-    [(None, True), ("none", True), ("auto", True), ("required", False), (NAMED, False), ("maybe", False), ({}, False)],
-)
-def test_tls_05_06_tool_choice_without_tools(tools: Any, choice: Any, accepted: bool) -> None:
-    if accepted:
-        chat(tools=tools, tool_choice=choice)
-    else:
-        assert refused(chat, tools=tools, tool_choice=choice).param == "tool_choice"
-
-
-@pytest.mark.parametrize("choice", [None, "none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
-def test_tls_05_06_tool_choice_with_tools(choice: Any) -> None:
-    offer = chat(tools=[TOOL], tool_choice=choice).offer()
-    assert [function.name for function in offer.functions] == ([] if choice == "none" else ["f"])
-
-
-@pytest.mark.parametrize(
-    "choice", ["maybe", 5, {}, {"type": "function"}, {"type": "function", "function": {"name": "g"}}]
-)
-def test_tls_06_a_wrong_choice_is_refused(choice: Any) -> None:
-    assert refused(chat, tools=[TOOL], tool_choice=choice).param == "tool_choice"
-
-
-@pytest.mark.parametrize(
-    "tool",
-    [
-        {},
-        {"type": "function"},
-        {"type": "custom", "function": {"name": "f"}},
-        {"type": "function", "function": {"name": "a b"}},
-        {"type": "function", "function": {"name": "f", "parameters": 5}},
-    ],
-)
-def test_bad_tools_are_refused_by_their_place(tool: Any) -> None:
-    assert (refused(chat, tools=[TOOL, tool]).param or "").startswith("tools[1]")
 
 
 def test_msg_06_flags_that_contradict_each_other() -> None:
