@@ -1,4 +1,4 @@
-"""Draws one token per row from logits: temperature, top-k, top-p, min-p, then the inverse of the distribution function.
+"""Draws one token per row from logits: temperature, top-k, top-p, min-p, then a choice by weight, level by level.
 
 All rows at once. Nothing is sorted unless a row asks for top-k or top-p, and then only as many candidates as needed.
 Every row's result depends on that row alone.
@@ -20,7 +20,7 @@ from shared.params import SamplingParams
 __all__ = ["Drawer", "is_greedy"]
 
 _GREEDY_BELOW = 1e-5
-_CHUNK = host.CHUNK
+_CHUNK, _FAN = host.CHUNK, host.FAN
 _FIRST_CANDIDATES = 256
 
 
@@ -50,7 +50,7 @@ class Drawer:
         positions: Sequence[int],
     ) -> list[int]:
         """logits float32 [R, V] (finite or -inf), peak [R, 1] their maxima (finite) -> R token ids."""
-        unit = uniform(seeds, positions)
+        unit = uniform(seeds, positions, host.LEVELS)
         if logits.device.type == "cpu":
             return host.draw(self._host.weights(logits, peak, params), params, logits.shape[1], unit)
         return self._draw_on_device(self._weights(logits, peak, params), params, logits.shape[1], unit)
@@ -62,7 +62,7 @@ class Drawer:
         threshold = _threshold(weights[:, :vocab_size], params)
         if threshold is not None:
             weights.masked_fill_(weights < threshold, 0.0)
-        drawn: list[int] = _invert(weights, torch.from_numpy(unit).to(weights.device)[:, None]).tolist()
+        drawn: list[int] = _invert(weights, torch.from_numpy(unit).to(weights.device)).tolist()
         return drawn
 
     def _weights(self, logits: Tensor, peak: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -125,19 +125,26 @@ def _smallest_kept(weights: Tensor, limits: Sequence[int], top_p: Sequence[float
 
 
 def _invert(weights: Tensor, unit: Tensor) -> Tensor:
-    """First token at which the running sum of weights exceeds `unit` [R, 1] of the total -> int64 [R].
-
-    Two levels: sums of chunks find the chunk, the chunk's own running sum finds the token; the vocabulary is read once.
-    Running sums are float64. A token of weight zero is never drawn, whatever the rounding.
-    """
+    """As `host._invert`: weights [R, W], unit [R, LEVELS] -> int64 [R]. Reads the vocabulary once."""
     num_rows = weights.shape[0]
-    chunks = weights.view(num_rows, -1, _CHUNK)
-    outer = chunks.sum(-1).cumsum(-1, dtype=torch.float64)
-    target = unit * outer[:, -1:]
-    chunk = _first_above(outer, target)
-    before = torch.where(chunk > 0, outer.gather(-1, (chunk - 1).clamp(min=0)), 0.0)
-    inside = chunks.gather(1, chunk[:, :, None].expand(-1, -1, _CHUNK))[:, 0].cumsum(-1, dtype=torch.float64)
-    return (chunk * _CHUNK + _first_above(inside, target - before))[:, 0]
+    sums = weights.view(num_rows, -1, _CHUNK).sum(-1).double()
+    sums = torch.nn.functional.pad(sums, (0, -sums.shape[1] % _FAN)).view(num_rows, -1, _FAN)
+    group = _pick(sums.sum(-1), unit[:, :1])
+    chunk = group * _FAN + _pick(_at(sums, group), unit[:, 1:2])
+    parts = _at(weights.view(num_rows, -1, _CHUNK), chunk).double().view(num_rows, _FAN, _FAN)
+    part = _pick(parts.sum(-1), unit[:, 2:3])
+    return (chunk * _CHUNK + part * _FAN + _pick(_at(parts, part), unit[:, 3:4]))[:, 0]
+
+
+def _at(lines: Tensor, index: Tensor) -> Tensor:
+    """lines [R, N, M], index [R, 1] -> [R, M]."""
+    return lines.gather(1, index[:, :, None].expand(-1, -1, lines.shape[2]))[:, 0]
+
+
+def _pick(weights: Tensor, unit: Tensor) -> Tensor:
+    """The first place [R, 1] of each row at which the running sum exceeds `unit` [R, 1] of the total."""
+    running = weights.cumsum(-1)
+    return _first_above(running, unit * running[:, -1:])
 
 
 def _first_above(running: Tensor, target: Tensor) -> Tensor:

@@ -2,6 +2,11 @@
 
 Rows with filters are cut down to a few hundred candidates first: nothing of the vocabulary's length is ever sorted.
 A row's numbers go through the same operations whatever the batch: what it draws depends on itself alone.
+
+A token is found in four steps, each with a random number of its own: which `FAN` chunks, which of them, which part of
+the chunk, which token. One number alone would have to fall between the same two of the whole vocabulary's running sums,
+and where another batch rounds its logits otherwise, one float32 draw in a thousand would not. Sums of a few parts have
+few places at which that can happen.
 """
 
 from __future__ import annotations
@@ -14,10 +19,13 @@ from torch import Tensor
 
 from shared.params import SamplingParams
 
-__all__ = ["CHUNK", "Drawing", "argmax", "draw"]
+__all__ = ["CHUNK", "FAN", "LEVELS", "Drawing", "argmax", "draw"]
 
-CHUNK = 256
+FAN = 16
+CHUNK = FAN * FAN
 """Weights are padded to multiples of this."""
+LEVELS = 4
+"""Random numbers that a draw takes."""
 _SAFE = 0.99
 """Sums of single-precision numbers are a little off: a bound that much lower holds all the same."""
 
@@ -53,40 +61,39 @@ class Drawing:
 
 
 def draw(weights: Floats, params: Sequence[SamplingParams], vocab_size: int, unit: NDArray[np.float64]) -> list[int]:
-    """weights float32 [R, W], best token's 1, zeros from `vocab_size` on; unit [R] in [0, 1) -> a token per row."""
-    sums: NDArray[np.float64] = weights.reshape(len(params), -1, CHUNK).sum(-1).astype(np.float64)
-    limits = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
-    filtered = [i for i, p in enumerate(params) if limits[i] or p.top_p < 1.0 or p.min_p > 0.0]
-    tokens = _invert(weights, sums, unit)
-    for i in filtered:
-        row, one, total = weights[i, :vocab_size], params[i], float(sums[i].sum())
-        if limits[i]:
-            least = _rank_bound(row, weights[i].reshape(-1, CHUNK), limits[i])
-        else:
-            # All tokens below it together have less than what top_p cuts off.
-            least = _SAFE * (1.0 - one.top_p) * total / vocab_size if one.top_p < 1.0 else one.min_p
-        tokens[i] = _draw_filtered(row, one, limits[i], least, total, unit[i])
-    return tokens
+    """weights float32 [R, W], best token's 1, zeros from `vocab_size` on; unit [R, LEVELS] in [0, 1) -> R tokens.
+
+    Overwrites the weights: what a row's filters rule out becomes 0.
+    """
+    chunks = weights.reshape(len(params), -1, CHUNK)
+    sums: NDArray[np.float64] = chunks.sum(-1).astype(np.float64)
+    for i, one in enumerate(params):
+        limit = one.top_k if 0 < one.top_k < vocab_size else 0
+        if limit or one.top_p < 1.0 or one.min_p > 0.0:
+            row = weights[i]
+            row *= row >= _threshold(row[:vocab_size], chunks[i], one, limit, float(sums[i].sum()))
+            sums[i] = chunks[i].sum(-1)
+    return _invert(weights, sums, unit)
+
+
+def _threshold(row: Floats, chunks: Floats, params: SamplingParams, limit: int, total: float) -> np.float32:
+    """The least weight that the filters keep. `limit`: top_k, 0 for none; the weights sum up to `total`."""
+    if limit:
+        least = _rank_bound(row, chunks, limit)
+    else:
+        # All tokens below it together have less than what top_p cuts off.
+        least = _SAFE * (1.0 - params.top_p) * total / len(row) if params.top_p < 1.0 else params.min_p
+    threshold = params.min_p
+    if limit or params.top_p < 1.0:
+        # Only weights of at least `least` can be kept; the best one always is.
+        threshold = max(threshold, _smallest_kept(row[row >= least], limit, params.top_p, total))
+    return np.float32(threshold)
 
 
 def _rank_bound(row: Floats, chunks: Floats, limit: int) -> float:
     """At least `limit` weights of the row are this large: as many chunks have a maximum that is."""
     of = chunks.max(-1) if limit <= len(chunks) else row
     return float(np.partition(of, len(of) - limit)[len(of) - limit])
-
-
-def _draw_filtered(
-    row: Floats, params: SamplingParams, limit: int, least: float, total: float, unit: np.float64
-) -> int:
-    """Only weights of at least `least` can be kept; the best one always is."""
-    places = np.flatnonzero(row >= least)
-    values = row[places]
-    threshold = params.min_p
-    if limit or params.top_p < 1.0:
-        threshold = max(threshold, _smallest_kept(values, limit, params.top_p, total))
-    kept = values >= threshold
-    running = np.where(kept, values, 0.0).cumsum(dtype=np.float64)
-    return int(places[_first_above(running, unit * running[-1])])
 
 
 def _smallest_kept(values: Floats, limit: int, top_p: float, total: float) -> float:
@@ -100,29 +107,22 @@ def _smallest_kept(values: Floats, limit: int, top_p: float, total: float) -> fl
 
 
 def _invert(weights: Floats, sums: NDArray[np.float64], unit: NDArray[np.float64]) -> list[int]:
-    """First token of each row at which the running sum of weights exceeds `unit` of the total, never one of weight 0.
-
-    Two levels: running sums of chunks find the chunk, the chunk's own running sum finds the token.
-    """
+    """Tokens of the rows, never one of weight 0. `sums` [R, W / CHUNK] are those of the chunks."""
     rows = np.arange(len(unit))
-    outer = sums.cumsum(-1)
-    target = unit * outer[:, -1]
-    chunk = _first_above_each(outer, target)
-    before = np.where(chunk > 0, outer[rows, chunk - 1], 0.0)
-    inside = weights.reshape(len(unit), -1, CHUNK)[rows, chunk].cumsum(-1, dtype=np.float64)
-    tokens: list[int] = (chunk * CHUNK + _first_above_each(inside, target - before)).tolist()
+    padded = np.zeros((len(unit), -(-sums.shape[1] // FAN) * FAN))
+    padded[:, : sums.shape[1]] = sums
+    groups = padded.reshape(len(unit), -1, FAN)
+    group = _pick(groups.sum(-1), unit[:, 0])
+    chunk = group * FAN + _pick(groups[rows, group], unit[:, 1])
+    parts = weights.reshape(len(unit), -1, FAN, FAN)[rows, chunk].astype(np.float64)
+    part = _pick(parts.sum(-1), unit[:, 2])
+    tokens: list[int] = (chunk * CHUNK + part * FAN + _pick(parts[rows, part], unit[:, 3])).tolist()
     return tokens
 
 
-def _first_above_each(running: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.int64]:
-    """As `_first_above`, for each row."""
-    above = (running <= target[:, None]).sum(-1)
-    last = (running < running[:, -1:]).sum(-1)
-    first: NDArray[np.int64] = np.minimum(above, last)
+def _pick(weights: NDArray[np.float64], unit: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The first place of each row at which the running sum exceeds `unit` of the total, never past what reaches it."""
+    running = weights.cumsum(-1)
+    total = running[:, -1:]
+    first: NDArray[np.int64] = np.minimum((running <= unit[:, None] * total).sum(-1), (running < total).sum(-1))
     return first
-
-
-def _first_above(running: NDArray[np.float64], target: np.float64) -> int:
-    """Index of the first running sum above the target, but never past the one that reaches the total."""
-    last = int(np.searchsorted(running, running[-1], side="left"))
-    return min(int(np.searchsorted(running, target, side="right")), last)

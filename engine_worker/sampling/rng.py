@@ -1,4 +1,4 @@
-"""Random numbers by counter: the draw at an output position is a function of (seed, position) and of nothing else.
+"""Random numbers by counter: those of a draw are a function of (seed, output position) and of nothing else.
 
 So it does not matter in which batch, at which row, on which worker or after how many preemptions a token is drawn.
 Integer arithmetic of our own (numpy, modulo 2^64), so that no library version changes the numbers.
@@ -25,12 +25,15 @@ def mix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
-    """One number of [0, 1) with 53 random bits per (seed, output position); seeds are unsigned 64-bit.
+def uniform(seeds: Sequence[int], positions: Sequence[int], count: int = 1) -> NDArray[np.float64]:
+    """`count` numbers of [0, 1) with 53 random bits per (seed, output position) -> [R, count].
+
+    Seeds are unsigned 64-bit; more numbers begin with those of a smaller count.
 
     The seed is mixed first: choices of one request have seeds that differ by splitmix64's own increment, and would walk
     through the same sequence one step apart otherwise.
     """
     state = mix64(np.array(seeds, dtype=np.uint64) + _GOLDEN)
     state = mix64(state + (np.array(positions, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
-    return (state >> np.uint64(11)).astype(np.float64) * _TO_UNIT
+    further = mix64(state[:, None] + np.arange(1, count, dtype=np.uint64) * _GOLDEN)
+    return (np.hstack([state[:, None], further]) >> np.uint64(11)).astype(np.float64) * _TO_UNIT

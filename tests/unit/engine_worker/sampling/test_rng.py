@@ -37,14 +37,20 @@ def test_the_numbers_are_those_of_plain_integer_arithmetic(seed: int) -> None:
         (splitmix64_mix((splitmix64_mix((seed + GOLDEN) & MASK) + (p + 1) * GOLDEN) & MASK) >> 11) * 2.0**-53
         for p in positions
     ]
-    assert uniform([seed] * len(positions), positions).tolist() == expected
+    assert uniform([seed] * len(positions), positions)[:, 0].tolist() == expected
+    for place, (p, number) in enumerate(
+        zip(positions, uniform([seed] * len(positions), positions, 3).tolist(), strict=True)
+    ):
+        state = splitmix64_mix((splitmix64_mix((seed + GOLDEN) & MASK) + (p + 1) * GOLDEN) & MASK)
+        further = [(splitmix64_mix((state + k * GOLDEN) & MASK) >> 11) * 2.0**-53 for k in (1, 2)]
+        assert number == [expected[place], *further]
 
 
 def test_a_number_depends_on_its_own_seed_and_position_only() -> None:
-    alone = uniform([7], [3])[0]
-    batch = uniform([1, 7, 7, 99], [3, 4, 3, 0])
-    assert batch[2] == alone
-    assert len(set(batch.tolist())) == 4
+    alone = uniform([7], [3], 4)[0]
+    batch = uniform([1, 7, 7, 99], [3, 4, 3, 0], 4)
+    assert batch[2].tolist() == alone.tolist()
+    assert len(set(batch.ravel().tolist())) == 16
 
 
 def chi_square_of_uniform(numbers: np.ndarray, bins: int = 64) -> float:
@@ -54,20 +60,21 @@ def chi_square_of_uniform(numbers: np.ndarray, bins: int = 64) -> float:
 
 
 # 63 degrees of freedom: mean 63, standard deviation 11.2; beyond 120 one run in 100,000.
-@pytest.mark.parametrize("seeds", ["one seed", "many seeds", "choices"])
+@pytest.mark.parametrize("seeds", ["one seed", "many seeds", "choices", "of one draw"])
 def test_numbers_are_uniform_along_positions_seeds_and_choices(seeds: str) -> None:
     count = 20_000
     numbers = {
         "one seed": lambda: uniform([5] * count, range(count)),
         "many seeds": lambda: uniform(range(count), [0] * count),
         "choices": lambda: uniform([choice_seed(5, i) for i in range(count)], [0] * count),
-    }[seeds]()
+        "of one draw": lambda: uniform([5], [9], count),
+    }[seeds]().ravel()
     assert ((numbers >= 0) & (numbers < 1)).all()
     assert chi_square_of_uniform(numbers) < 120
 
 
 def test_choices_of_a_request_do_not_share_their_sequences() -> None:
-    first = uniform([choice_seed(9, 0)] * 100, range(100))
-    second = uniform([choice_seed(9, 1)] * 100, range(100))
+    first = uniform([choice_seed(9, 0)] * 100, range(100))[:, 0]
+    second = uniform([choice_seed(9, 1)] * 100, range(100))[:, 0]
     assert not set(first.tolist()) & set(second.tolist())
     assert abs(np.corrcoef(first[1:], second[:-1])[0, 1]) < 0.4
