@@ -134,7 +134,7 @@ class Intake:
 
     async def _read_once(self, shard: int) -> None:
         await self._room(lambda: not self._put_back[shard])  # what went back is older than what waits unread
-        queue, shards = self._queues[shard], len(self._queues)
+        queue, shards, has_many = self._queues[shard], len(self._queues), self._crowd.has_many()
         share = max(1, self.free_slots // shards)
         if (empty := self.empty_slots) > 0:
             empty = max(1, empty // shards)
@@ -142,7 +142,7 @@ class Intake:
         else:
             empty, reserve, nudge = 0, share, asyncio.create_task(self._nudge(queue))
         try:
-            entries = await queue.read(share, batch=empty, reserve=reserve, has_many=self._crowd.has_many())
+            entries = await queue.read(share, batch=empty, reserve=reserve, has_many=has_many, begin=_ACQUIRE_AT_ONCE)
         finally:
             if nudge is not None:
                 nudge.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from shared.messages import GenerateRequest
@@ -28,11 +28,15 @@ class ReplyKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A queue entry delivered to this consumer, not yet acquired."""
+    """A queue entry delivered to this consumer, not yet acquired unless it has an epoch."""
 
     entry_id: bytes
     rid: str
     queue: str
+    epoch: int = 0
+    """That of its acquisition, where the call that gave it began the request as well; else 0."""
+    body: bytes = field(default=b"", repr=False)
+    """The request, where it has begun."""
 
 
 @dataclass(frozen=True, slots=True)

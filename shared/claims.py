@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from shared import keys, scripts
+from shared.acquisition import Acquisition
 from shared.claim import Acquired, Claim, Commit, CommitReply, Entry, RenewReply, ReplyKind
 from shared.held import HeldRequests
 from shared.messages import decode_request
@@ -57,7 +58,6 @@ class ClaimQueue:
         self._shard = shard
         self._lease_ms = lease_ms
         self._retention_ms = retention_ms
-        self._max_tries = max_tries
         self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
         self._loads = [keys.load_key(shard, model, klass) for klass in keys.CLASSES]
         self._held = HeldRequests() if held is None else held
@@ -71,7 +71,23 @@ class ClaimQueue:
             lease_ms=lease_ms,
             max_tries=max_tries,
         )
-        self._waiting = WaitingEntries(redis, blocking_redis, consumer=consumer, model=model, shard=shard)
+        self._begin = Acquisition(
+            redis,
+            consumer=consumer,
+            instance=self._instance,
+            lease_ms=lease_ms,
+            max_tries=max_tries,
+            retention_ms=retention_ms,
+        )
+        self._waiting = WaitingEntries(
+            redis,
+            blocking_redis,
+            consumer=consumer,
+            instance=self._instance,
+            model=model,
+            shard=shard,
+            lease_ms=lease_ms,
+        )
         self._unsure = True  # a predecessor of the same name may have left entries behind
 
     async def ensure_group(self) -> None:
@@ -91,36 +107,37 @@ class ClaimQueue:
         batch: int | None = None,
         reserve: int = 0,
         has_many: Sequence[str] = (),
+        begin: int = 0,
     ) -> list[Entry]:
         """Waiting requests whose turn it is, for `count` choices (free slots), up to `batch` of them of class batch.
 
-        The last `reserve` slots are not for the shares `has_many`. Interactive before batch, within a class shares in
-        turn by tokens served. [] after `block_ms`, while a suspect runs, or when another worker was faster. A read that
-        failed or was cancelled may have delivered entries that nobody saw: the next call looks there first. Raises
-        REDIS_DOWN errors; just call again.
+        The last `reserve` slots are not for the shares `has_many`. Up to `begin` new ones are acquired in the same
+        call; give them to `acquire` at once, as all others. Interactive before batch, within a class shares in turn by
+        tokens served. [] after `block_ms`, while a suspect runs, or when another worker was faster. A read that failed
+        or was cancelled may have delivered what nobody saw: the next call looks there first. Raises REDIS_DOWN errors.
         """
         if count < 1 or not await self._held.wait_open(block_ms / 1000):
             return []
         room = Room(count, count if batch is None else batch, reserve, tuple(has_many))
-        if self._held.suspects_wait and ((entries := await self._in_turn(room)) or self._held.clearing):
+        if self._held.suspects_wait and ((entries := await self._in_turn(room, begin)) or self._held.clearing):
             return entries
         if self._unsure:
             entries = await self.own_pending(count)
             if entries:
                 return entries
-        entries, kept_ms = await self._take(room)
+        entries, kept_ms = await self._take(room, begin)
         if entries or block_ms < 1:
             return entries
         await self._waiting.sleep(min(block_ms, kept_ms or block_ms), room)
-        entries, _ = await self._take(room)
+        entries, _ = await self._take(room, begin)
         return entries
 
-    async def _in_turn(self, room: Room) -> list[Entry]:
+    async def _in_turn(self, room: Room, begin: int) -> list[Entry]:
         """While suspects wait: a few new requests, one suspect, a few new requests, … without a pause, which would add
         up. So a suspect waits for few, and a new request for one suspect, however many there are."""
         if self._held.newcomers_turn:
             self._held.newcomers_turn = False
-            entries, _ = await self._take(room.at_most(_BETWEEN_SUSPECTS))
+            entries, _ = await self._take(room.at_most(_BETWEEN_SUSPECTS), begin)
             if entries:
                 return entries
         return await self.reclaim(room.choices, batch=room.batch)
@@ -129,9 +146,9 @@ class ClaimQueue:
         """Wakes this worker's own `read`: there is more room than it knows."""
         await self._waiting.nudge()
 
-    async def _take(self, room: Room) -> tuple[list[Entry], int]:
+    async def _take(self, room: Room, begin: int) -> tuple[list[Entry], int]:
         self._unsure = True
-        taken = await self._waiting.take(room)
+        taken = await self._waiting.take(room, begin)
         self._unsure = False
         return taken
 
@@ -208,7 +225,7 @@ class ClaimQueue:
         return replies
 
     async def renew(self, claims: Sequence[Claim]) -> list[RenewReply]:
-        """Keeps the leases of these claims for another `lease_ms`. Call it thrice as often, while the engine moves."""
+        """Keeps these leases for another `lease_ms`. Call it thrice as often, while the engine moves."""
         if not claims:
             return []
         names = list(self._queues)
@@ -263,10 +280,9 @@ class ClaimQueue:
         rid = entry.rid
         self._held.reserve(rid)
         try:
-            kind, *values = await scripts.ACQUIRE(self._redis, *self._acquire_call(entry))
-            if kind != b"RUN":
+            if (begun := await self._begin(entry)) is None:
                 return None
-            epoch, next_seq, tries, body = values
+            epoch, next_seq, tries, body = begun
             claim = Claim(rid, entry.entry_id, entry.queue, epoch)
             records = await read_whole_log(self._redis, rid, next_seq)
             try:
@@ -281,11 +297,3 @@ class ClaimQueue:
             return Acquired(claim, request, records, next_seq, tries)
         finally:
             self._held.drop(rid)  # the reservation, where it did not become an acquisition
-
-    def _acquire_call(self, entry: Entry) -> tuple[list[str], list[scripts.Arg]]:
-        rid, load = entry.rid, keys.load_of_queue(entry.queue)
-        names = [keys.request_key(rid), keys.log_key(rid), entry.queue, load, keys.dead_key(self._shard)]
-        nonce = secrets.token_hex(8)
-        args: list[scripts.Arg] = [rid, entry.entry_id, self._consumer, self._instance, nonce]
-        args += [self._lease_ms, self._max_tries, self._retention_ms]
-        return names, [*args, keys.channel_name(rid), keys.ledger_prefix(self._shard)]

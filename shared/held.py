@@ -35,6 +35,10 @@ class HeldRequests:
     def __contains__(self, rid: str) -> bool:
         return rid in self._epochs
 
+    def ids(self) -> list[str]:
+        """Requests that it holds or is about to acquire."""
+        return list(self._epochs)
+
     @property
     def unproved(self) -> bool:
         return bool(self._unproved)

@@ -82,13 +82,13 @@ class PendingEntries:
         for queue in self._queues:
             mine = [entry for entry in entries if entry.queue == queue]
             if mine:
-                await _release(self._redis, queue, self._shard, self._consumer, self._instance, mine)
+                await _release(self._redis, queue, self._shard, self._consumer, self._instance, mine, self._held.ids())
         for entry in entries:
             self._held.forget(entry.rid)
 
     async def release_all(self) -> int:
-        """Puts back everything delivered that this process does not own; how many entries."""
-        arguments = (self._shard, self._consumer, self._instance)
+        """Puts back everything delivered that this process does not run; how many entries."""
+        arguments = (self._shard, self._consumer, self._instance, (), self._held.ids())
         return sum([await _release(self._redis, queue, *arguments) for queue in self._queues])
 
     async def remove_dead_consumers(self, idle_ms: int) -> int:
@@ -117,8 +117,16 @@ async def release_consumer(redis: Redis, consumer: str, model: str, shard: int =
 
 
 async def _release(
-    redis: Redis, queue: str, shard: int, consumer: str, instance: str, entries: Sequence[Entry] = ()
+    redis: Redis,
+    queue: str,
+    shard: int,
+    consumer: str,
+    instance: str,
+    entries: Sequence[Entry] = (),
+    runs: Sequence[str] = (),
 ) -> int:
+    names = [queue, keys.load_of_queue(queue)]
     args: list[scripts.Arg] = [consumer, instance, keys.control_channel(shard), keys.request_prefix(shard)]
-    released: int = await scripts.RELEASE(redis, [queue], [*args, *(entry.entry_id for entry in entries)])
+    args += [len(runs), *runs, *(entry.entry_id for entry in entries)]
+    released: int = await scripts.RELEASE(redis, names, args)
     return released

@@ -38,10 +38,21 @@ class Room:
 class WaitingEntries:
     """One consumer's view. `blocking` is for sleeping only."""
 
-    def __init__(self, redis: Redis, blocking: Redis, *, consumer: str, model: str, shard: int) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        blocking: Redis,
+        *,
+        consumer: str,
+        instance: str,
+        model: str,
+        shard: int,
+        lease_ms: int,
+    ) -> None:
         self._redis = redis
         self._blocking = blocking
         self._consumer = consumer
+        self._owner = (instance, lease_ms)
         self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
         self._names = [keys.seat_key(shard, model, consumer)]
         for queue in self._queues:
@@ -51,14 +62,16 @@ class WaitingEntries:
         self._bell, self._batch_bell = (keys.bell_key(shard, model, klass) for klass in keys.CLASSES)
         self._spare_bell = keys.spare_bell_key(shard, model, keys.CLASSES[0])
 
-    async def take(self, room: Room) -> tuple[list[Entry], int]:
+    async def take(self, room: Room, begin: int = 0) -> tuple[list[Entry], int]:
         """Entries for up to so many choices (the last request may have more), and in how many ms one becomes free that
-        is kept for another worker until then; 0 = there is none."""
+        is kept for another worker until then; 0 = there is none. Up to `begin` of those that nobody has run are
+        acquired in the same call."""
         args: list[scripts.Arg] = [self._consumer, secrets.token_hex(8), room.choices, room.batch, *self._prefixes]
-        args += [room.reserve, *room.has_many]
+        args += [*self._owner, begin, room.reserve, *room.has_many]
         kept_ms, *flat = await scripts.TAKE(self._redis, self._names, args)
-        rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        return [Entry(entry_id, rid.decode(), self._queues[klass - 1]) for entry_id, rid, klass in rows], kept_ms
+        rows = zip(flat[::5], flat[1::5], flat[2::5], flat[3::5], flat[4::5], strict=True)
+        queues = self._queues
+        return [Entry(entry, rid.decode(), queues[klass - 1], *begun) for entry, rid, klass, *begun in rows], kept_ms
 
     async def sleep(self, ms: int, room: Room) -> None:
         """Until something is there for this worker, for `ms` at most."""

@@ -2,8 +2,10 @@
 -- KEYS  1 seat of the caller (hash), then per class, interactive first: queue (stream), load (hash)
 -- ARGV  1 consumer  2 nonce of this call  3 room: choices that may start here  4 room for batch ones among them
 --       5 request key prefix  6 seat key prefix of the model
---       7 reserve: the last so many interactive choices are not for the shares named next (those that have many here)
--- Reply {ms until a request is free that is kept for another worker; 0 = none is, entry id, rid, class number, …}
+--       7 instance of the caller  8 lease ms  9 how many requests may begin in this call
+--       10 reserve: the last so many interactive choices are not for the shares named next (those that have many here)
+-- Reply {ms until a request is free that is kept for another worker; 0 = none is, then five for each: entry id, rid,
+--       class number, epoch (0 = still to be acquired), body of one that has begun}
 -- Why   The stream knows arrival only. An entry leaves the order and enters the pending list here, in one call, so it
 --       is never forgotten and never given to two. A request offered to another worker (its prefix is cached there) is
 --       kept for that one while it has room and the time is not up. Entries that the order does not know (another
@@ -11,18 +13,32 @@
 --       reply was lost) gets the same answer. The reserve lets a share that wants little begin at once although
 --       another one would fill every seat. Of requests that came just now the caller gets what levels the empty seats
 --       of all workers: of many at once the first to wake would have all, and compute them while others stand idle.
+--       A request that nobody has run, with nothing for acquire to find out, begins here: what acquire would do, without
+--       another call on the way to its first token.
 -- @include _order
 
 local seat, consumer, nonce, prefix, seats = KEYS[1], ARGV[1], ARGV[2], ARGV[5], ARGV[6]
-local reserve, has_many, spared = tonumber(ARGV[7]), {}, false
-for i = 8, #ARGV do has_many[ARGV[i]] = true end
+local instance, lease, begin = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
+local reserve, has_many, spared = tonumber(ARGV[10]), {}, false
+for i = 11, #ARGV do has_many[ARGV[i]] = true end
 local now = redis_ms()
 local MOST, WINDOW, BLOCKED, PASSES = 32, 8, 32, 8
 local SHARED_MS, OTHERS, UNEVEN, MOST_UNEVEN = 30, 64, 1 / 8, 2
 local PAGE, SCAN_EVERY, SCAN_AGAIN, SEAT_FRESH = 100, 10000, 1000, 3000
 
 local last = redis.call('HMGET', seat, 'nonce', 'reply')
-if last[1] == nonce then return cmsgpack.unpack(last[2]) end
+if last[1] == nonce then
+  local again = cmsgpack.unpack(last[2])
+  for i = 2, #again, 5 do
+    local m = redis.call('HMGET', prefix .. again[i + 1], 'owner', 'body')
+    if again[i + 3] > 0 and m[1] == again[i + 3] .. '.' .. instance then
+      again[i + 4] = m[2]
+    else
+      again[i + 3] = 0
+    end
+  end
+  return again
+end
 
 local function forget(queue, entry)
   redis.pcall('XACK', queue, GROUP, entry)
@@ -142,7 +158,7 @@ end
 local function look_at(queue, member)
   local share, priority, entry, rid = read_member(member)
   local m = redis.call('HMGET', prefix .. rid, 'state', 'entry', 'choices', 'prompt_tokens', 'max_out', 'weight',
-    'prefer', 'offer', 'passed')
+    'prefer', 'offer', 'passed', 'epoch', 'owner', 'next', 'tries', 'cancel', 'deadline')
   local gone = m[1] ~= 'open' or m[2] ~= entry
   if gone or is_pending(queue, entry) then
     leave_queue(queue, share, member)
@@ -151,7 +167,9 @@ local function look_at(queue, member)
   end
   local one = {share = share, priority = priority, entry = entry, rid = rid, member = member, how = 'free',
     choices = tonumber(m[3] or 1), prompt = tonumber(m[4]), max_out = tonumber(m[5] or m[3]),
-    weight = tonumber(m[6] or 1), passed = tonumber(m[9] or 0)}
+    weight = tonumber(m[6] or 1), passed = tonumber(m[9] or 0), epoch = tonumber(m[10] or 0)}
+  local deadline = tonumber(m[15] or 0)
+  one.fresh = m[11] == '' and m[12] == '0' and m[13] == '0' and not m[14] and (deadline == 0 or now <= deadline)
   local prefer = m[7] or ''
   if prefer == consumer then
     one.how = 'mine'
@@ -193,6 +211,18 @@ local function choose(queue, share)
   return first
 end
 
+-- What acquire does to a request that was never run. Returns its epoch and body; 0 and nothing where acquire is needed.
+local function start(load, one)
+  if begin <= 0 or not one.fresh then return 0, '' end
+  begin = begin - 1
+  local req, epoch = prefix .. one.rid, one.epoch + 1
+  add_waiting_tokens(load, 0 - one.prompt)
+  redis.call('HSET', req, 'epoch', epoch, 'owner', epoch .. '.' .. instance, 'holder', consumer, 'tries', 1,
+    'nonce_acquire', nonce, 'lease', now + lease)
+  redis.call('PEXPIRE', req, OPEN_TTL)
+  return epoch, redis.call('HGET', req, 'body')
+end
+
 -- Moves the request from the order to the pending list; false = its entry was lost (the pod restores it).
 local function give(class, queue, load, one)
   local claimed = redis.call('XCLAIM', queue, GROUP, consumer, 0, one.entry, 'FORCE', 'JUSTID')
@@ -202,9 +232,8 @@ local function give(class, queue, load, one)
   leave_queue(queue, one.share, one.member)
   taken = taken + 1
   empty = empty - one.choices
-  reply[#reply + 1] = one.entry
-  reply[#reply + 1] = one.rid
-  reply[#reply + 1] = class
+  local epoch, body = start(load, one)
+  for _, value in ipairs({one.entry, one.rid, class, epoch, body}) do reply[#reply + 1] = value end
   return one.choices
 end
 
@@ -263,8 +292,10 @@ for i, full in ipairs({left <= 0 or taken >= MOST, batch_left <= 0 or taken >= M
   end
 end
 if withheld and emptiest then ring(own_bells .. emptiest) end
+local kept = {}
+for i, value in ipairs(reply) do kept[i] = i % 5 == 1 and i > 1 and '' or value end -- without the bodies
 -- Not needed for safety, so a full Redis may refuse it: nothing was taken then, or this would not be the first write.
-redis.pcall('HSET', seat, 'nonce', nonce, 'reply', cmsgpack.pack(reply), 'room', math.max(0, left), 'at', now)
+redis.pcall('HSET', seat, 'nonce', nonce, 'reply', cmsgpack.pack(kept), 'room', math.max(0, left), 'at', now)
 redis.pcall('PEXPIRE', seat, SEAT_TTL)
 local running = count_pending(KEYS[4], count_pending(KEYS[2], {}))[consumer] or 0
 redis.pcall('HSET', rooms_of_all, consumer, math.max(0, empty) + running .. ' ' .. now)

@@ -53,11 +53,11 @@ async def test_an_acquire_whose_reply_was_lost_does_not_charge_the_request(
     await submit(queue)
     worker = await make_worker()
     [entry] = await worker.read(1)
-    names, args = worker._acquire_call(entry)
+    names, args = worker._begin.call(entry)
     first = await ACQUIRE(worker._redis, names, args)
     assert await ACQUIRE(worker._redis, names, args) == first  # the same call twice
     for _ in range(5):
-        again = await ACQUIRE(worker._redis, *worker._acquire_call(entry))
+        again = await ACQUIRE(worker._redis, *worker._begin.call(entry))
         assert (again[0], again[3]) == (b"RUN", 1)
 
 

@@ -80,12 +80,13 @@ async def test_a_take_whose_reply_was_lost_gets_the_same_again(queue: RequestQue
         await submit(queue)
     worker = await make_worker()
     waiting = worker._waiting
-    args = ["w1", "nonce", 2, 2, *waiting._prefixes, 0]
+    args = ["w1", "nonce", 2, 2, *waiting._prefixes, *waiting._owner, 1, 0]
 
     first = await TAKE(worker._redis, waiting._names, args)
 
     assert await TAKE(worker._redis, waiting._names, args) == first
-    assert len(first) == 1 + 2 * 3
+    _, *rows = first
+    assert [(rows[i], bool(rows[i + 1])) for i in (3, 8)] == [(1, True), (0, False)]  # one of two has begun
     assert (await queue.depth("tiny")).waiting == 2
 
 
