@@ -71,10 +71,11 @@ class EngineRun:
 
 @dataclass(frozen=True)
 class OracleRun:
-    """What transformers' generate puts out, and by how much each token won over the second best."""
+    """What transformers' generate puts out, by how much each token won over the second best, how probable it was."""
 
     tokens: list[int]
     margins: list[float]
+    logprobs: list[float]
 
 
 def oracle(model: Any, prompt: Sequence[int], count: int) -> OracleRun:
@@ -89,5 +90,10 @@ def oracle(model: Any, prompt: Sequence[int], count: int) -> OracleRun:
         output_logits=True,
         return_dict_in_generate=True,
     )
-    best = torch.stack(out.logits)[:, 0].topk(2).values
-    return OracleRun(out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+    logits = torch.stack(out.logits)[:, 0]
+    best = logits.topk(2).values
+    return OracleRun(
+        out.sequences[0, len(prompt) :].tolist(),
+        (best[:, 0] - best[:, 1]).tolist(),
+        logits.log_softmax(-1).max(-1).values.tolist(),
+    )

@@ -89,7 +89,7 @@ def test_a_small_pool_preempts_and_changes_nothing(
     assert engine.stats().counters["preemptions"] > 0
 
 
-@pytest.mark.parametrize("budget", [1, 7, 16])
+@pytest.mark.parametrize("budget", [1, 4, 7, 16])
 def test_kv_07_miss_hit_partial_hit_chunks_and_resume_give_the_same_tokens(
     tiny: LoadedModel, reference: Any, budget: int
 ) -> None:
@@ -97,21 +97,26 @@ def test_kv_07_miss_hit_partial_hit_chunks_and_resume_give_the_same_tokens(
     engine = engine_for(tiny, block_size=block_size, num_blocks=40, max_num_batched_tokens=budget)
     run = EngineRun(engine)
     tokens = make_prompts(3, 40, seed=5)[1]
+    partial_hits = set()
     for length in range(1, 3 * block_size + 2):
         wanted = oracle(reference, tokens[:length], 6)
-        cold = make_request(tokens[:length], 6, salt=f"cold {length}")
-        hot = make_request(tokens[:length], 6, salt=f"cold {length}")
-        partial = make_request(tokens[:length], 6)
-        resumed = make_request(tokens[:length], 6, output=wanted.tokens[:3])
-        for request in (cold, hot, partial, resumed):
+        cold = make_request(tokens[:length], 6, salt=f"cold {length}", logprobs=0)
+        hot = make_request(tokens[:length], 6, salt=f"cold {length}", logprobs=0)
+        partial = make_request(tokens[:length], 6, logprobs=0)
+        resumed = make_request(tokens[:length], 6, output=wanted.tokens[:3], logprobs=0)
+        for request in (partial, cold, hot, resumed):
             run.add(request)
             run.finish()
             assert request.output_token_ids == wanted.tokens
+            given = [event.logprobs.logprob for event in run.events[request.request_id] if event.logprobs is not None]
+            assert given == pytest.approx(wanted.logprobs[-len(given) :], abs=1e-4)
+        partial_hits.add(partial.num_cached_tokens)
         assert hot.num_cached_tokens == (length - 1) // block_size * block_size
-        # Part of the cache goes: a request that needs most of the pool.
-        filler = make_request([length] * 100, 1, salt=str(length))
+        # Part of the cache goes: a request that needs all but one or two blocks of the pool.
+        filler = make_request([length] * ((38 + length % 2) * block_size), 1, salt=str(length))
         run.add(filler)
         run.finish()
+    assert partial_hits == {0, 4, 8}, "the longest prompt has 12 tokens in full blocks"
 
 
 def test_kv_12_whatever_unused_slots_hold_never_reaches_a_result(
