@@ -34,7 +34,7 @@ class DenseOps(ReferenceOps):
         self._library = library
         self.threads = threads or torch.get_num_threads()
         self._scratch = Scratch(self.functions, self.threads, batch_invariant)
-        self._arena = Arena()
+        self._arena = Arena(library)
         # By identity; the tuple keeps the weight alive, so an identity is never reused.
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -90,6 +90,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_workspace_new": (c_void_p, [c_int64] * 2),
     "hr_workspace_free": (None, [c_void_p]),
     "hr_packed_bytes": (c_int64, [c_int64] * 3),
+    "hr_advise_large_pages": (None, [c_void_p, c_int64]),
     "hr_pack": (None, [c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
     "hr_linear": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p, c_int64]),
     "hr_rows": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p]),

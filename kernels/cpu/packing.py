@@ -81,7 +81,8 @@ class Arena:
     Weights are views; a piece goes when its last weight does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library) -> None:
+        self._library = library
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
@@ -90,6 +91,8 @@ class Arena:
         if self._free.numel() < padded:
             raw = torch.empty(max(padded, _PIECE) + _LARGE_PAGE, dtype=torch.uint8)
             self._free = raw[-raw.data_ptr() % _LARGE_PAGE :]
+            # The whole piece, before any of it is written: a page that is only partly asked for stays a small one.
+            self._library.functions.hr_advise_large_pages(self._free.data_ptr(), self._free.numel())
         taken, self._free = self._free[:size], self._free[padded:]
         return taken
 

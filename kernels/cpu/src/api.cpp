@@ -30,9 +30,10 @@ HR_API int64_t hr_packed_bytes(int64_t format, int64_t features, int64_t depth) 
   return packed_bytes(format, features, depth);
 }
 
+HR_API void hr_advise_large_pages(void* p, int64_t bytes) { advise_large_pages(p, size_t(bytes)); }
+
 HR_API void hr_pack(int64_t format, int64_t source, const void* src, int64_t features, int64_t depth, void* dst,
                     int64_t threads) {
-  advise_large_pages(dst, size_t(packed_bytes(format, features, depth)));
   pack_weight(format, source, src, features, depth, dst, int(threads));
 }
 
