@@ -19,12 +19,33 @@ void plan_decode(Workspace& ws, const HrStep& step, int32_t row, int64_t group) 
       ws.merges.push_back({false, row, head, 0, 1, int32_t(ceil_div(length, keys)), ws.partial_floats});
     }
     for (int32_t first = 0; first < length; first += keys) {
-      ws.attention.push_back({false, row, head, 0, 1, first, std::min(first + keys, length), -1});
+      ws.attention.push_back({Attention::VECTORS, row, head, 0, 1, first, std::min(first + keys, length), -1});
       if (parts == 1) continue;
       ws.attention.back().partial = ws.partial_floats;
       ws.partial_floats += floats;
     }
   }
+}
+
+// Rows of one token by streams; `split` into one a KV head, which changes no bit.
+void plan_stream(Workspace& ws, const HrStep& step, int32_t row, int64_t group, bool split) {
+  const int32_t length = step.seq_lens[row], heads = int32_t(step.num_kv_heads), each = split ? 1 : heads;
+  const int32_t keys = int32_t(round_up(ceil_div(length, ceil_div(length, STREAM_KEYS)), KEY_BLOCK));
+  const int32_t parts = int32_t(ceil_div(length, keys));
+  const int64_t floats = group * decode_partial(step), stride = parts * floats;
+  for (int32_t part = 0; part < parts; ++part) {
+    for (int32_t head = 0; head < heads; head += each) {
+      const int64_t partial = parts == 1 ? -1 : ws.partial_floats + head * stride + part * floats;
+      const int32_t first = part * keys;
+      ws.attention.push_back(
+          {Attention::STREAM, row, head, 0, 1, first, std::min(first + keys, length), partial, each, stride});
+    }
+  }
+  if (parts == 1) return;
+  for (int32_t head = 0; head < heads; ++head) {
+    ws.merges.push_back({false, row, head, 0, 1, parts, ws.partial_floats + head * stride});
+  }
+  ws.partial_floats += heads * stride;
 }
 
 // split: spreads a tile's segments over threads where its queries are few. The result has the same bits either way.
@@ -35,13 +56,13 @@ void plan_tiles(Workspace& ws, const HrStep& step, int32_t row, int64_t group, b
     const int32_t count = std::min(tile, tokens - first), last_key = step.seq_lens[row] - tokens + first + count;
     for (int32_t head = 0; head < step.num_kv_heads; ++head) {
       if (!split || count * group > BAND || last_key <= segment_end(0)) {
-        ws.attention.push_back({true, row, head, first, count, 0, last_key, -1});
+        ws.attention.push_back({Attention::TILES, row, head, first, count, 0, last_key, -1});
         continue;
       }
       ws.merges.push_back({true, row, head, first, count, 0, ws.partial_floats});
       for (int32_t key = 0; key < last_key; ++ws.merges.back().count) {
         const int32_t end = int32_t(std::min<int64_t>(segment_end(key), last_key));
-        ws.attention.push_back({true, row, head, first, count, key, end, ws.partial_floats});
+        ws.attention.push_back({Attention::TILES, row, head, first, count, key, end, ws.partial_floats});
         ws.partial_floats += state_floats(1, round_up(step.head_dim, 32));
         key = end;
       }
@@ -134,8 +155,16 @@ void rotate_token(const HrStep& step, int64_t layer, int64_t num_heads, T* qkv, 
 }
 
 template <class A, class S>
-void run_task(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task) {
-  task.tiled ? attend_tile<A, S>(ws, rank, call, task) : attend_decode<A, S>(ws, rank, call, task);
+void run_task(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,
+              const AttentionTask* next) {
+  switch (task.kind) {
+    case Attention::VECTORS:
+      return attend_decode<A, S>(ws, rank, call, task);
+    case Attention::TILES:
+      return attend_tile<A, S>(ws, rank, call, task);
+    case Attention::STREAM:
+      return attend_stream(ws, rank, call, task, next);
+  }
 }
 
 template <class A>
@@ -155,12 +184,15 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   ws.attention.clear();
   ws.merges.clear();
   ws.partial_floats = 0;
-  // Decodes too go to tiles where these are no slower, and in invariant mode: then a token does not notice whether it is
-  // computed alone or in a prompt.
+  // In invariant mode decodes too go to tiles: then a token does not notice whether it is computed alone or in a prompt.
+  const bool streams = !ws.invariant && can_stream(step, group);
   const bool all_tiled = ws.invariant || (HAS_AMX && step.dtype == HR_BF16);
   const bool split = step.num_rows * step.num_kv_heads < ENOUGH_TASKS * ws.threads;
   for (int32_t row = 0; row < step.num_rows; ++row) {
-    if (step.query_start[row + 1] - step.query_start[row] == 1 && !all_tiled) {
+    const bool single = step.query_start[row + 1] - step.query_start[row] == 1;
+    if (single && streams) {
+      plan_stream(ws, step, row, group, split);
+    } else if (single && !all_tiled) {
       plan_decode(ws, step, row, group);
     } else {
       plan_tiles(ws, step, row, group, split);
@@ -168,7 +200,10 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   }
   // Long tasks first: what is left at the end fills the gaps.
   std::stable_sort(ws.attention.begin(), ws.attention.end(), [](const AttentionTask& a, const AttentionTask& b) {
-    return int64_t(a.num_tokens) * (a.last_key - a.first_key) > int64_t(b.num_tokens) * (b.last_key - b.first_key);
+    const auto work = [](const AttentionTask& t) {
+      return int64_t(t.num_tokens) * t.num_kv_heads * (t.last_key - t.first_key);
+    };
+    return work(a) > work(b);
   });
   ws.partials.get<float>(ws.partial_floats);
   ws.planned_step = step.serial;
@@ -179,7 +214,12 @@ void attend(Team& team, Workspace& ws, const AttentionCall& call) {
   const bool wide = call.step.dtype == HR_F32;
   const auto run = wide ? pick_task<float>(call.step.cache_dtype) : pick_task<bf16>(call.step.cache_dtype);
   const auto merge = wide ? run_merge<float> : run_merge<bf16>;
-  team.each(int64_t(ws.attention.size()), 1, [&](int64_t i) { run(ws, team.rank, call, ws.attention[i]); });
+  // The next task of this thread is most likely as many tasks on as there are threads.
+  const int64_t count = int64_t(ws.attention.size());
+  team.each(count, 1, [&](int64_t i) {
+    const AttentionTask* next = i + team.size < count ? &ws.attention[i + team.size] : nullptr;
+    run(ws, team.rank, call, ws.attention[i], next);
+  });
   if (!ws.merges.empty()) {
     team.each_row(int64_t(ws.merges.size()), [&](int64_t i) { merge(ws, call, ws.merges[i]); });
   }

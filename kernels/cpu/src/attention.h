@@ -39,6 +39,10 @@ template <class A, class S>
 void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
 template <class A, class S>
 void attend_tile(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
+// Several KV heads of one token by matrix products on the cache as it lies (stream.cpp); `next` is fetched meanwhile.
+void attend_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,
+                   const AttentionTask* next);
+bool can_stream(const HrStep& step, int64_t group);
 template <class A>
 void merge_decode(Workspace& ws, const AttentionCall& call, const MergeTask& task);
 template <class A>
@@ -51,6 +55,8 @@ constexpr int64_t BAND = 2 * PANEL;
 // Keys of a vector task; longer rows are split and merged.
 constexpr int64_t DECODE_KEYS = 256;
 constexpr int64_t KEY_BLOCK = 64;
+// The same of a stream, which costs more to begin.
+constexpr int64_t STREAM_KEYS = 512;
 
 // Tiles sum up segment by segment, so that these can be spread over threads without a different bit: the end of the one
 // that holds `key`. Short ones first, since short rows are to be spread too.

@@ -51,9 +51,13 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// A part of the batch that one thread attends to: some of a row's new tokens, all query heads of one KV head.
+// Who computes a task: vectors (decode.cpp), tiles (tiled.cpp) or, for single tokens, stream.cpp.
+enum class Attention { VECTORS, TILES, STREAM };
+
+// A part of the batch that one thread attends to: some of a row's new tokens, all query heads of one KV head, or of several
+// that follow each other where it is a stream.
 struct AttentionTask {
-  bool tiled;
+  Attention kind;
   int32_t row;
   int32_t kv_head;
   int32_t first_token;  // of the row's new tokens
@@ -61,6 +65,8 @@ struct AttentionTask {
   int32_t first_key;
   int32_t last_key;  // exclusive
   int64_t partial;   // where its partial result goes, in floats; -1: it writes the result itself
+  int32_t num_kv_heads = 1;
+  int64_t head_stride = 0;  // floats from one KV head's partial result to the next one's
 };
 
 // Partial results, one after the other, that still have to be merged.

@@ -10,7 +10,7 @@ from kernels.reference import ReferenceOps
 from tests.support.kernel_cases import Batch, make_batch, random_tensor, relative_error, rope_table
 
 MIXED = [(1, 1), (1, 16), (1, 17), (1, 300), (5, 5), (16, 32), (33, 33), (7, 100), (70, 130), (1, 255), (1, 1025)]
-MODELS = [(9, 3, 64), (4, 4, 8), (8, 1, 80), (6, 2, 128), (5, 1, 20), (2, 1, 256)]
+MODELS = [(9, 3, 64), (4, 4, 8), (8, 1, 80), (6, 2, 128), (5, 1, 20), (2, 1, 256), (14, 2, 64), (8, 2, 96), (32, 2, 32)]
 
 
 def _attend(native: NativeOps, batch: Batch, dtype: torch.dtype, seed: int = 5) -> None:

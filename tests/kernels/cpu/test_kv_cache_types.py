@@ -27,7 +27,8 @@ def _write(ops: Ops, batch: Batch, cache: KVCache, qkv: torch.Tensor) -> torch.T
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (4, 1, 80, 1), (2, 2, 20, 32)]
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(9, 3, 64, 16), (4, 1, 80, 1), (2, 2, 20, 32), (14, 2, 96, 48)],
 )
 def test_mixed_batches_equal_the_reference(
     native: NativeOps,
