@@ -65,6 +65,18 @@ async def test_seeded_choices_are_independent_of_n_and_of_neighbours(
             assert (await finished(redis, request.rid)).end.code == ""
 
 
+async def test_usage_tells_what_was_cached_and_salts_keep_caches_apart(
+    redis: Redis, redis_url: str, tiny: LoadedModel
+) -> None:
+    prompts = (tuple(range(5, 45)),)
+    async with running_worker(redis_url, tiny):
+        told = [
+            (await ask(redis, make_request(prompts=prompts, n=n, cache_salt=salt))).end.usage.cached_tokens
+            for salt, n in (("", 1), ("", 1), ("a", 3), ("a", 3), ("b", 1), ("", 2))
+        ]
+    assert told == [0, 32, 0, 32, 0, 32]
+
+
 async def test_several_prompts_each_equal_their_solo_run(redis: Redis, redis_url: str, tiny: LoadedModel) -> None:
     prompts = ((5, 6, 7), (9, 8), (30, 31, 32, 33))
     async with running_worker(redis_url, tiny):
