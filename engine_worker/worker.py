@@ -283,4 +283,5 @@ class Worker:
         for shard, queue in self._queues.items():
             claims = [job.claim for job in self.outbox.jobs_of(shard) if all_of_them or job.progressed]
             await queue.hand_back(claims)
+            await queue.leave()
             log.info("handed back", shard=shard, requests=len(claims))

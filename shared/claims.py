@@ -125,11 +125,9 @@ class ClaimQueue:
             entries = await self.own_pending(count)
             if entries:
                 return entries
-        entries, kept_ms = await self._take(room, begin)
-        if entries or block_ms < 1:
-            return entries
-        await self._waiting.sleep(min(block_ms, kept_ms or block_ms), room)
-        entries, _ = await self._take(room, begin)
+        self._unsure = True
+        entries = await self._waiting.wait(room, begin, block_ms)
+        self._unsure = False
         return entries
 
     async def _in_turn(self, room: Room, begin: int) -> list[Entry]:
@@ -137,7 +135,9 @@ class ClaimQueue:
         up. So a suspect waits for few, and a new request for one suspect, however many there are."""
         if self._held.newcomers_turn:
             self._held.newcomers_turn = False
-            entries, _ = await self._take(room.at_most(_BETWEEN_SUSPECTS), begin)
+            self._unsure = True
+            entries, _ = await self._waiting.take(room.at_most(_BETWEEN_SUSPECTS), begin)
+            self._unsure = False
             if entries:
                 return entries
         return await self.reclaim(room.choices, batch=room.batch)
@@ -146,11 +146,9 @@ class ClaimQueue:
         """Wakes this worker's own `read`: there is more room than it knows."""
         await self._waiting.nudge()
 
-    async def _take(self, room: Room, begin: int) -> tuple[list[Entry], int]:
-        self._unsure = True
-        taken = await self._waiting.take(room, begin)
-        self._unsure = False
-        return taken
+    async def leave(self) -> None:
+        """Nothing that waits is kept for this worker any more. It takes nothing after that."""
+        await self._waiting.leave()
 
     async def own_pending(self, count: int = _OWN_LIMIT) -> list[Entry]:
         """Entries pending under this name that this process does not hold: after a restart, an error, a lost reply."""

@@ -6,6 +6,7 @@ each submit rings one of the sleepers, so a request costs one wake-up however ma
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,7 +55,8 @@ class WaitingEntries:
         self._consumer = consumer
         self._owner = (instance, lease_ms)
         self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
-        self._names = [keys.seat_key(shard, model, consumer)]
+        self._seat, self._room = keys.seat_key(shard, model, consumer), keys.room_key(shard, model)
+        self._names = [self._seat]
         for queue in self._queues:
             self._names += [queue, keys.load_of_queue(queue)]
         self._prefixes = (keys.request_prefix(shard), keys.seat_key(shard, model, ""))
@@ -72,6 +74,24 @@ class WaitingEntries:
         rows = zip(flat[::5], flat[1::5], flat[2::5], flat[3::5], flat[4::5], strict=True)
         queues = self._queues
         return [Entry(entry, rid.decode(), queues[klass - 1], *begun) for entry, rid, klass, *begun in rows], kept_ms
+
+    async def wait(self, room: Room, begin: int, block_ms: int) -> list[Entry]:
+        """As `take`, but sleeps up to `block_ms` for a bell where there is nothing, and until what is kept for another
+        worker is free. [] also when another worker was faster."""
+        clock = asyncio.get_running_loop().time
+        end, slept = clock() + block_ms / 1000, False
+        while True:
+            entries, kept_ms = await self.take(room, begin)
+            left = int((end - clock()) * 1000)
+            if entries or left < 1 or (slept and not kept_ms):
+                return entries
+            await self.sleep(min(left, kept_ms or left), room)
+            slept = True
+
+    async def leave(self) -> None:
+        """Forgets that there is room here."""
+        await self._redis.hdel(self._room, self._consumer)
+        await self._redis.delete(self._seat)
 
     async def sleep(self, ms: int, room: Room) -> None:
         """Until something is there for this worker, for `ms` at most."""

@@ -170,3 +170,23 @@ async def test_a_request_whose_prefix_is_here_is_not_left_to_others(
         await queue.submit(make_request(), max_waiting=1000, max_waiting_tokens=100_000, terms=Terms(prefer="here"))
     await _see_room(redis, idle=64)
     assert len(await worker.read(16, 0)) == 4
+
+
+async def test_nothing_is_kept_for_a_worker_that_has_left(
+    queue: RequestQueue, make_worker: MakeWorker, redis: Redis
+) -> None:
+    gone, here = await make_worker("gone"), await make_worker("here")
+    assert await gone.read(16, 0) == []
+    await _submit_young(queue, redis, 1)
+    assert await here.read(4, 0) == [], "the other one has more empty seats"
+    await gone.leave()
+    assert len(await here.read(4, 0)) == 1
+
+
+async def test_a_worker_that_wakes_too_early_for_what_is_kept_sleeps_on(
+    queue: RequestQueue, make_worker: MakeWorker
+) -> None:
+    gone, here = await make_worker("gone"), await make_worker("here")
+    assert await gone.read(16, 0) == []
+    await submit(queue)  # and its bell stays rung, while the request is kept for the other worker
+    assert len(await here.read(4, 1000)) == 1
