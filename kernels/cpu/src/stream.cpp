@@ -14,7 +14,7 @@ namespace headrace {
 #if defined(__AMX_BF16__)
 namespace {
 
-// 64 keys of a sequence, one KV head's share of which is worked on at a time.
+// 64 keys of a sequence.
 struct KeyBlock {
   int64_t count;
   int64_t slots[KEY_BLOCK / TILE_KEYS];  // of the first of every 16 keys, which lie side by side
@@ -29,40 +29,36 @@ class Stream {
         stride_(step_.num_kv_heads * dim_), keys_((const S*)step_.keys[call.layer]),
         values_((const S*)step_.values[call.layer]), scale_(LOG2_E / std::sqrt(float(dim_))) {
     const int64_t heads = task.num_kv_heads;
-    const int64_t halves = heads * dim_ * LANES + KEY_BLOCK * (LANES + 3 * dim_);
-    const int64_t floats = heads * LANES * dim_ + 2 * KEY_BLOCK * LANES;
+    const int64_t halves = heads * (dim_ * LANES + KEY_BLOCK * (LANES + dim_)) + TILE_KEYS * dim_;
+    const int64_t floats = heads * LANES * (dim_ + KEY_BLOCK);
     auto* bytes = scratch.get<uint8_t>(halves * 2 + floats * 4 + heads * int64_t(sizeof(Gathered)));
     gathered_ = (Gathered*)bytes;
     acc_ = (float*)(gathered_ + heads);
     scores_ = acc_ + heads * LANES * dim_;
-    queries_ = (uint16_t*)(scores_ + 2 * KEY_BLOCK * LANES);
+    queries_ = (uint16_t*)(scores_ + heads * KEY_BLOCK * LANES);
     weights_ = (bf16*)(queries_ + heads * dim_ * LANES);
-    interleaved_ = weights_ + KEY_BLOCK * LANES;
-    staged_ = interleaved_ + 2 * KEY_BLOCK * dim_;
+    interleaved_ = weights_ + heads * KEY_BLOCK * LANES;
+    staged_ = interleaved_ + heads * KEY_BLOCK * dim_;
     std::memset(acc_, 0, heads * LANES * dim_ * 4);
     for (int64_t h = 0; h < heads; ++h) gathered_[h] = {splat(NOTHING), vf{}};
     pack_queries();
   }
 
-  // Two units are under way at any time, a unit being a KV head's share of a block: the matrix unit makes the scores of
-  // the next while vectors turn this one's into weights. Tiles are loaded long after they were stored.
+  // Every 16 keys and their values are read once, in the order of memory, while those behind them are fetched. Tiles are
+  // loaded long after vectors stored them.
   void run(const AttentionTask* next) {
     const int64_t heads = task_.num_kv_heads;
-    const int64_t units = ceil_div(task_.last_key - task_.first_key, KEY_BLOCK) * heads;
-    KeyBlock blocks[3];  // of the unit before, this, and the next; a ring
-    const auto block_of = [&](int64_t unit) -> KeyBlock& { return blocks[unit / heads % 3]; };
-    blocks[0] = find(task_, task_.first_key);
-    begin(block_of(0), 0, 0, nullptr, 0);
-    for (int64_t unit = 0; unit <= units; ++unit) {
-      const bool more = unit + 1 < units;
-      if (unit > 0) add_values(block_of(unit - 1), (unit - 1) % heads, (unit - 1) & 1);
-      if (more) {
-        const int64_t first = task_.first_key + (unit + 1) / heads * KEY_BLOCK, head = (unit + 1) % heads;
-        if (head == 0) block_of(unit + 1) = find(task_, first);
-        fetch(first + KEY_BLOCK, next);
-        begin(block_of(unit + 1), head, (unit + 1) & 1, ahead_.count ? &ahead_ : nullptr, ahead_head_ + head);
+    for (int64_t first = task_.first_key; first < task_.last_key; first += KEY_BLOCK) {
+      const KeyBlock block = find(task_, first);
+      for (int64_t key = 0; key < round_up(block.count, RUN); key += TILE_KEYS) {
+        const int64_t ahead = behind(first + key + TILE_KEYS, next);
+        if (key < block.count) {
+          for (int64_t h = 0; h < heads; ++h) multiply_keys(block.slots[key / TILE_KEYS], h, key);
+        }
+        interleave(block, key, ahead);
       }
-      if (unit < units) soften(block_of(unit), unit % heads, unit & 1);
+      for (int64_t h = 0; h < heads; ++h) soften(block, h);
+      for (int64_t h = 0; h < heads; ++h) add_values(block.count, h);
     }
   }
 
@@ -94,26 +90,24 @@ class Stream {
   KeyBlock find(const AttentionTask& task, int64_t first) const {
     KeyBlock block;
     block.count = std::min<int64_t>(KEY_BLOCK, task.last_key - first);
-    const int32_t* table = step_.block_tables + task.row * step_.table_width;
-    for (int64_t j = 0; j < block.count; j += TILE_KEYS) {
-      const int64_t at = first + j;
-      block.slots[j / TILE_KEYS] = table[at / step_.block_size] * step_.block_size + at % step_.block_size;
-    }
+    for (int64_t j = 0; j < block.count; j += TILE_KEYS) block.slots[j / TILE_KEYS] = slot_of(task, first + j);
     return block;
   }
 
-  // What to fetch into the cache while working on the block before `first`.
-  void fetch(int64_t first, const AttentionTask* next) {
-    if (first == ahead_first_) return;
-    ahead_first_ = first;
-    ahead_.count = 0;
-    if (first < task_.last_key) {
-      ahead_ = find(task_, first);
-      ahead_head_ = task_.kv_head;
-    } else if (next && next->kind == task_.kind && next->num_kv_heads == task_.num_kv_heads) {
-      ahead_ = find(*next, next->first_key);
-      ahead_head_ = next->kv_head;
+  int64_t slot_of(const AttentionTask& task, int64_t key) const {
+    const int32_t* table = step_.block_tables + task.row * step_.table_width;
+    return table[key / step_.block_size] * step_.block_size + key % step_.block_size;
+  }
+
+  // Where the keys from `first` on begin, or what this thread attends to next; -1: nowhere.
+  int64_t behind(int64_t first, const AttentionTask* next) const {
+    const AttentionTask* task = &task_;
+    if (first >= task_.last_key) {
+      if (!next || next->kind != task_.kind || next->num_kv_heads != task_.num_kv_heads) return -1;
+      task = next;
+      first = next->first_key;
     }
+    return slot_of(*task, first) * stride_ + task->kv_head * dim_;
   }
 
   void pack_queries() {
@@ -128,60 +122,63 @@ class Stream {
     }
   }
 
-  // Scores and interleaved values of a unit.
-  void begin(const KeyBlock& block, int64_t head, int64_t turn, const KeyBlock* ahead, int64_t ahead_head) {
-    multiply_keys(block, head, scores_ + turn * KEY_BLOCK * LANES);
-    bf16* to = interleaved_ + turn * KEY_BLOCK * dim_;
-    const int64_t column = (task_.kv_head + head) * dim_;
-    for (int64_t j = 0; j < KEY_BLOCK; j += 2) {
-      if (j >= block.count && j % RUN == 0) break;
-      if (ahead && j < ahead->count) {
-        const int64_t at = (ahead->slots[j / TILE_KEYS] + j % TILE_KEYS) * stride_ + ahead_head * dim_;
-        fetch_row(keys_ + at);
-        fetch_row(values_ + at);
-        fetch_row(keys_ + at + stride_);
-        fetch_row(values_ + at + stride_);
-      }
-      const S* row = values_ + (block.slots[j / TILE_KEYS] + j % TILE_KEYS) * stride_ + column;
-      bf16* pair = to + j / RUN * RUN * dim_ + j % RUN * VL;
-      for (int64_t d = 0; d < dim_; d += 32) {
-        // Slots past the end may hold anything.
-        const vu even = j < block.count ? load_32(row + d) : vu{};
-        const vu odd = j + 1 < block.count ? load_32(row + stride_ + d) : vu{};
-        store_as(pair + d * RUN, interleaved(even, odd, std::false_type{}));
-        store_as(pair + (d + VL) * RUN, interleaved(even, odd, std::true_type{}));
+  // Values of 16 keys -> tiles. Meanwhile the 16 at `ahead` come into the cache.
+  void interleave(const KeyBlock& block, int64_t key, int64_t ahead) {
+    const int64_t heads = task_.num_kv_heads, keys = std::clamp<int64_t>(block.count - key, 0, TILE_KEYS);
+    const S* rows = values_ + (keys > 0 ? block.slots[key / TILE_KEYS] * stride_ : 0) + task_.kv_head * dim_;
+    bf16* tiles = interleaved_ + key / RUN * RUN * dim_ + key % RUN * VL;
+    const S zeros[MAX_DIM] = {};  // for slots past the end, which may hold anything
+    for (int64_t i = 0; i < TILE_KEYS; i += 2) {
+      if (ahead >= 0) fetch(ahead + i * stride_);
+      for (int64_t h = 0; h < heads; ++h) {
+        const S* row = rows + i * stride_ + h * dim_;
+        interleave_pair(i < keys ? row : zeros, i + 1 < keys ? row + stride_ : zeros,
+                        tiles + h * KEY_BLOCK * dim_ + i * VL);
       }
     }
   }
 
-  void fetch_row(const S* row) const {
-    for (int64_t d = 0; d < dim_; d += 64 / int64_t(sizeof(S))) __builtin_prefetch(row + d, 0, 2);
+  // Two keys' values -> their row of every tile.
+  void interleave_pair(const S* even, const S* odd, bf16* to) const {
+    for (int64_t d = 0; d < dim_; d += 32) {
+      const vu a = load_32(even + d), b = load_32(odd + d);
+      store_as(to + d * RUN, interleaved(a, b, std::false_type{}));
+      store_as(to + (d + VL) * RUN, interleaved(a, b, std::true_type{}));
+    }
   }
 
-  void multiply_keys(const KeyBlock& block, int64_t head, float* scores) {
+  // Two keys and their values.
+  void fetch(int64_t at) const {
+    const int64_t width = task_.num_kv_heads * dim_;
+    for (int64_t row = 0; row < 2; ++row, at += stride_) {
+      for (int64_t d = 0; d < width; d += 64 / int64_t(sizeof(S))) {
+        __builtin_prefetch(keys_ + at + d);
+        __builtin_prefetch(values_ + at + d);
+      }
+    }
+  }
+
+  // Scores of 16 keys.
+  void multiply_keys(int64_t slot, int64_t head, int64_t key) {
     const uint16_t* query = queries_ + head * dim_ * LANES;
-    const int64_t column = (task_.kv_head + head) * dim_;
-    for (int64_t j = 0; j < block.count; j += TILE_KEYS) {
-      const S* rows = keys_ + block.slots[j / TILE_KEYS] * stride_ + column;
-      const bf16* keys = (const bf16*)rows;
-      int64_t ld = stride_;
-      if constexpr (sizeof(S) == 1) {
-        for (int64_t i = 0; i < TILE_KEYS; ++i) {
-          bf16* to = staged_ + (j + i) * dim_;
-          for (int64_t d = 0; d < dim_; d += 32) store_as(to + d, load_32(rows + i * stride_ + d));
-        }
-        keys = staged_ + j * dim_;
-        ld = dim_;
-        __asm__ volatile("" ::: "memory");
+    const S* rows = keys_ + slot * stride_ + (task_.kv_head + head) * dim_;
+    const bf16* keys = (const bf16*)rows;
+    int64_t ld = stride_;
+    if constexpr (sizeof(S) == 1) {
+      for (int64_t i = 0; i < TILE_KEYS; ++i) {
+        for (int64_t d = 0; d < dim_; d += 32) store_as(staged_ + i * dim_ + d, load_32(rows + i * stride_ + d));
       }
-      _tile_zero(6);
-      for (int64_t d = 0; d < dim_; d += 32) {
-        _tile_loadd(4, query + d * LANES, LANES * 4);
-        _tile_loadd(5, keys + d, ld * 2);
-        _tile_dpbf16ps(6, 5, 4);
-      }
-      _tile_stored(6, scores + j * LANES, LANES * 4);
+      keys = staged_;
+      ld = dim_;
+      __asm__ volatile("" ::: "memory");
     }
+    _tile_zero(6);
+    for (int64_t d = 0; d < dim_; d += 32) {
+      _tile_loadd(4, query + d * LANES, LANES * 4);
+      _tile_loadd(5, keys + d, ld * 2);
+      _tile_dpbf16ps(6, 5, 4);
+    }
+    _tile_stored(6, scores_ + (head * KEY_BLOCK + key) * LANES, LANES * 4);
     __asm__ volatile("" ::: "memory");
   }
 
@@ -193,8 +190,8 @@ class Stream {
   }
 
   // Scores -> weights.
-  void soften(const KeyBlock& block, int64_t head, int64_t turn) {
-    float* scores = scores_ + turn * KEY_BLOCK * LANES;
+  void soften(const KeyBlock& block, int64_t head) {
+    float* scores = scores_ + head * KEY_BLOCK * LANES;
     Gathered& gathered = gathered_[head];
     float key_scales[KEY_BLOCK], value_scales[KEY_BLOCK];
     constexpr bool SCALED = sizeof(S) == 1;
@@ -208,7 +205,8 @@ class Stream {
     const vf peak = find_peak<LANES>(scores, block.count) * scale_;
     const vi grows = peak > gathered.top + SLACK;
     if (any_lane(grows)) move_reference(head, grows ? peak : gathered.top);
-    gathered.total += make_weights<LANES>(scores, scale_, gathered.top, SCALED ? value_scales : nullptr, weights_);
+    bf16* weights = weights_ + head * KEY_BLOCK * LANES;
+    gathered.total += make_weights<LANES>(scores, scale_, gathered.top, SCALED ? value_scales : nullptr, weights);
   }
 
   void move_reference(int64_t head, vf top) {
@@ -223,13 +221,13 @@ class Stream {
   }
 
   // sums += weights * values, 64 features at a time.
-  void add_values(const KeyBlock& block, int64_t head, int64_t turn) {
+  void add_values(int64_t keys, int64_t head) {
     float* acc = acc_ + head * LANES * dim_;
-    const bf16* values = interleaved_ + turn * KEY_BLOCK * dim_;
+    const bf16* values = interleaved_ + head * KEY_BLOCK * dim_;
     __asm__ volatile("" ::: "memory");
     for (int64_t d = 0; d < dim_; d += 64) {
       const auto add = d + 64 <= dim_ ? add_features<4> : add_features<2>;
-      add(block.count, dim_, acc + d, values + d * RUN, weights_);
+      add(keys, dim_, acc + d, values + d * RUN, weights_ + head * KEY_BLOCK * LANES);
     }
     __asm__ volatile("" ::: "memory");
   }
@@ -240,15 +238,14 @@ class Stream {
   const int64_t group_, dim_, stride_;
   const S *keys_, *values_;
   const float scale_;
-  Gathered* gathered_;    // [KV heads]
-  float* acc_;            // [KV heads][LANES][dim], features interleaved
-  float* scores_;         // two of [KEY_BLOCK][LANES]
-  uint16_t* queries_;     // [KV heads][dim / 2][LANES] pairs
-  bf16* weights_;         // [LANES][KEY_BLOCK]
-  bf16* interleaved_;     // two of [KEY_BLOCK / RUN][dim / 16] tiles of values
-  bf16* staged_;          // [KEY_BLOCK][dim], keys that had to be converted
-  KeyBlock ahead_ = {};
-  int64_t ahead_first_ = -1, ahead_head_ = 0;
+  // Of each KV head, except staged_.
+  Gathered* gathered_;
+  float* acc_;         // [LANES][dim], features interleaved
+  float* scores_;      // [KEY_BLOCK][LANES]
+  uint16_t* queries_;  // [dim / 2][LANES] pairs
+  bf16* weights_;      // [LANES][KEY_BLOCK]
+  bf16* interleaved_;  // [KEY_BLOCK / RUN][dim / 16] tiles of values
+  bf16* staged_;       // [TILE_KEYS][dim], keys that had to be converted
 };
 
 template <class S, int LANES>
@@ -263,8 +260,8 @@ void stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionT
 }  // namespace
 
 bool can_stream(const HrStep& step, int64_t group) {
-  return step.dtype == HR_BF16 && step.cache_dtype != HR_F32 && step.head_dim % 32 == 0 && group <= 16 &&
-         step.block_size % TILE_KEYS == 0;
+  return step.dtype == HR_BF16 && step.cache_dtype != HR_F32 && step.head_dim % 32 == 0 && step.head_dim <= MAX_DIM &&
+         group <= 16 && step.block_size % TILE_KEYS == 0;
 }
 
 void attend_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,

@@ -12,7 +12,7 @@ namespace headrace {
 namespace {
 
 // Keys of a tile, and of the two runs that a block of values consists of.
-constexpr int64_t TILE_KEYS = 16, RUN = 32;
+constexpr int64_t TILE_KEYS = 16, RUN = 32, MAX_DIM = 512;
 
 // Tiles 0-3: sums, 16 features each; 4: queries; 5: keys or values; 6: scores; 7: weights.
 void configure(int64_t heads, int64_t lanes) {
