@@ -19,6 +19,13 @@ constexpr int64_t AMX_TILE_BYTES = 16 * STEP_BYTES;
     _tile_dpbf16ps(acc, a, b);     \
   }
 
+#define HR_LOAD_ROWS(tile, from)           \
+  if constexpr (PASSING) {                 \
+    _tile_stream_loadd(tile, from, lda);   \
+  } else {                                 \
+    _tile_loadd(tile, from, lda);          \
+  }
+
 // Operand tile t of the panels `ahead`, where it falls into the share of this job.
 inline void amx_prefetch(const TileJob& job, int panel, int64_t t) {
   if (t < job.ahead_first / 16 || t >= job.ahead_last / 16) return;
@@ -68,8 +75,9 @@ void amx_flat(const TileJob& job, int64_t row) {
   if constexpr (NB > 3) _tile_stored(3, c + 48, ldc);
 }
 
-// 32 rows by NB <= 2 panels: four products for four loads.
-template <bool INT8, int NB>
+// 32 rows by NB <= 2 panels: four products for four loads. PASSING: the panels are to stay in the first-level cache while
+// rows pass by, so these are loaded with the hint that they will not be needed again.
+template <bool INT8, int NB, bool PASSING>
 void amx_square(const TileJob& job, int64_t row, int panel) {
   const int64_t tiles = job.steps / 16, lda = job.lda;  // locals: tile loads are barriers to GCC
   const uint8_t *a0 = job.a + row * job.lda, *a1 = a0 + 16 * job.lda;
@@ -91,10 +99,10 @@ void amx_square(const TileJob& job, int64_t row, int panel) {
     for (int64_t t = job.ahead_first / 16; t < job.ahead_last / 16; ++t) amx_prefetch(job, panel + n, t);
   }
   for (int64_t t = 0; t < tiles; ++t) {
-    _tile_loadd(4, a0 + t * 64, lda);
+    HR_LOAD_ROWS(4, a0 + t * 64)
     _tile_loadd(6, b0 + t * AMX_TILE_BYTES, STEP_BYTES);
     HR_DOT(0, 4, 6)
-    _tile_loadd(5, a1 + t * 64, lda);
+    HR_LOAD_ROWS(5, a1 + t * 64)
     HR_DOT(2, 5, 6)
     if constexpr (NB > 1) {
       _tile_loadd(7, b1 + t * AMX_TILE_BYTES, STEP_BYTES);
@@ -109,14 +117,16 @@ void amx_square(const TileJob& job, int64_t row, int panel) {
 }
 
 #undef HR_DOT
+#undef HR_LOAD_ROWS
 
 template <bool INT8>
 void amx_rows(const TileJob& job) {
   for (int64_t row = 0; row < job.rows; row += 32) {
     if (job.rows - row > 16) {
       int panel = 0;
-      for (; panel + 2 <= job.num_panels; panel += 2) amx_square<INT8, 2>(job, row, panel);
-      if (panel < job.num_panels) amx_square<INT8, 1>(job, row, panel);
+      const auto two = job.passing ? amx_square<INT8, 2, true> : amx_square<INT8, 2, false>;
+      for (; panel + 2 <= job.num_panels; panel += 2) two(job, row, panel);
+      if (panel < job.num_panels) amx_square<INT8, 1, false>(job, row, panel);
       continue;
     }
     switch (job.num_panels) {

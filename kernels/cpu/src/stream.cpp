@@ -127,7 +127,7 @@ class Stream {
     const int64_t heads = task_.num_kv_heads, keys = std::clamp<int64_t>(block.count - key, 0, TILE_KEYS);
     const S* rows = values_ + (keys > 0 ? block.slots[key / TILE_KEYS] * stride_ : 0) + task_.kv_head * dim_;
     bf16* tiles = interleaved_ + key / RUN * RUN * dim_ + key % RUN * VL;
-    const S zeros[MAX_DIM] = {};  // for slots past the end, which may hold anything
+    static constexpr S zeros[MAX_DIM] = {};  // for slots past the end, which may hold anything
     for (int64_t i = 0; i < TILE_KEYS; i += 2) {
       if (ahead >= 0) fetch(ahead + i * stride_);
       for (int64_t h = 0; h < heads; ++h) {
@@ -183,10 +183,11 @@ class Stream {
   }
 
   void gather_scales(const KeyBlock& block, int64_t head, const float* from, float* to) const {
-    for (int64_t j = 0; j < KEY_BLOCK; ++j) {
+    for (int64_t j = 0; j < block.count; ++j) {
       const int64_t slot = block.slots[j / TILE_KEYS] + j % TILE_KEYS;
-      to[j] = j < block.count ? from[slot * step_.num_kv_heads + task_.kv_head + head] : 0.0f;
+      to[j] = from[slot * step_.num_kv_heads + task_.kv_head + head];
     }
+    for (int64_t j = block.count; j < KEY_BLOCK; ++j) to[j] = 0.0f;
   }
 
   // Scores -> weights.

@@ -22,10 +22,9 @@ struct Gathered {
 // The scales of the keys that vector i of scores holds, each as often as there are lanes.
 template <int LANES>
 inline vf spread(const float* scales, int i) {
-  constexpr int KEYS = VL / LANES;
-  alignas(64) float lanes[VL];
-  for (int lane = 0; lane < VL; ++lane) lanes[lane] = scales[i * KEYS + lane / LANES];
-  return load(lanes);
+  if constexpr (LANES == 16) return splat(scales[i]);
+  const __m512i lane = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  return (vf)_mm512_permutexvar_ps(lane, _mm512_castps128_ps512(_mm_loadu_ps(scales + i * 4)));
 }
 
 // The highest of each query head, in all its lanes.
