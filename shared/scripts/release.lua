@@ -1,7 +1,7 @@
 -- Puts pending entries back that their consumer does not run: claimable at once, by any worker.
 -- KEYS  1 queue (stream)  2 load (hash)
 -- ARGV  1 consumer  2 its instance ('' = the consumer is surely dead: all it had)  3 control channel  4 request key
---       prefix  5 how many ids of requests follow that the instance runs; after them entry ids, none = everything it has
+--       prefix  5 how many ids of requests follow that the instance runs; after them entry ids, none = all it has
 --       pending
 -- Reply number put back
 -- Why   A drain between read and acquire, a read that brought more than there is room for, a supervisor that saw its

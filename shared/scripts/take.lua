@@ -13,8 +13,8 @@
 --       reply was lost) gets the same answer. The reserve lets a share that wants little begin at once although
 --       another one would fill every seat. Of requests that came just now the caller gets what levels the empty seats
 --       of all workers: of many at once the first to wake would have all, and compute them while others stand idle.
---       A request that nobody has run, with nothing for acquire to find out, begins here: what acquire would do, without
---       another call on the way to its first token.
+--       A request that nobody has run, with nothing for acquire to find out, begins here: what acquire would do, but
+--       without another call on the way to its first token.
 -- @include _order
 
 local seat, consumer, nonce, prefix, seats = KEYS[1], ARGV[1], ARGV[2], ARGV[5], ARGV[6]
