@@ -55,7 +55,10 @@ class Serve:
         """Process ids of what it started, by kind."""
         found = {}
         for pid in Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split():
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except FileNotFoundError:  # it has ended since
+                continue
             kinds = ("valkey-server", "redis-server", "engine_worker", "api_service", "guard.py")
             found |= {kind.replace("valkey", "redis"): int(pid) for kind in kinds if kind in line}
         return found
