@@ -182,6 +182,7 @@ void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t las
   alignas(64) float tile[TILE_ROWS * TILE_LD];
   job.lda = g.x.ld;
   job.num_panels = count;
+  job.any_order = !ws.invariant;
   job.passing = g.rows >= PAIR_ROWS;
   job.steps = g.x.padded * element_bytes(g.x.kind) / 4;
   job.c = tile;

@@ -124,9 +124,10 @@ void multiply_wide(TileJob job) {
 }  // namespace
 
 void multiply_tile(Product product, const TileJob& job) {
-  // How many rows there are must not show in the bits: sums of integers are exact anyway.
+  // Where how many rows there are must not show in the bits, one or two are added in the order of tiles, which takes
+  // vectors more work. Sums of integers are exact anyway.
   const bool exact = product == Product::INT8;
-  if (HAS_AMX && product != Product::F32 && job.steps % 16 == 0 && !(exact && job.rows <= 2)) {
+  if (HAS_AMX && product != Product::F32 && job.steps % 16 == 0 && !((exact || job.any_order) && job.rows <= 2)) {
     amx_multiply(exact, job);
     return;
   }

@@ -36,6 +36,7 @@ struct TileJob {
   int64_t ldc;  // elements
   int64_t rows;
   bool accumulate;  // add to C instead of overwriting it
+  bool any_order;   // few rows may be added up in another order than many
   bool passing;     // other rows follow, and these are not multiplied by other panels
   // Weights are used once, so they come from memory, and nobody but the caller knows which are next: steps
   // [ahead_first, ahead_last) of the panels `ahead` bytes further are fetched into the second-level cache on the way.
