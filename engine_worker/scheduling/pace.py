@@ -5,9 +5,9 @@ In: predicted and measured times of steps. Out: how many tokens of a row fit. Li
 - With decodes in it: the target inter-token latency, or without one 100 ms (more where as many wait for their first
   token as run: up to 250 ms), or twice what the decodes take alone.
 - Prefill alone: 250 ms, so that whoever arrives waits no longer.
-- Batch rows beside interactive ones: a little more than what interactive steps take without them on average, 5 % on top
-  of the interactive rows alone unless they take longer than that anyway, or the target, whichever is most. Of the 5 %
-  what stays unused is saved up; batch rows that found no room for 25 steps may spend it: they never stand still.
+- Batch rows beside interactive ones: 5 % on top of the interactive rows alone, or what the slowest quarter of
+  interactive steps take without them, or the target, whichever is most. What stays unused of the 5 % is saved up; batch
+  rows that found no room for 25 steps may spend it, so that they never stand still.
 - Batch rows alone, while interactive requests come and go: about one such step, for the next one has to wait for it.
 """
 
@@ -31,8 +31,6 @@ than large ones cost those who run, because every chunk reads the weights again.
 _STRETCH = 2.0
 _PREFILL_STEP_S = 0.25
 _MAX_SAVED_S = 0.25
-_LONG = 1.1
-"""Times the usual step: a longer one holds somebody's prompt, and batch rows wait for the next."""
 _QUIET_S = 30.0
 """Seconds of steps without an interactive request after which none is expected."""
 _ALONE_STRETCH = 1.25
@@ -85,10 +83,7 @@ class Pace:
 
     def batch_limit(self, interactive: StepShape) -> float:
         """Seconds that batch rows may stretch a step to which already holds these interactive rows."""
-        alone, usual = self._cost.predict(interactive), self._usual.seconds
-        # The slowest gaps are those of steps with a prompt: every row more would show in them.
-        share = 0.0 if 0 < _LONG * usual < alone else BATCH_SHARE
-        limit = max(self._target, (1 + share) * alone, usual)
+        limit = max(self._target, (1 + BATCH_SHARE) * self._cost.predict(interactive), self._usual.seconds)
         return limit + (self._saved if self._since_batch >= BURST_EVERY else 0.0)
 
     def settle(self, interactive: StepShape, whole: StepShape) -> None:

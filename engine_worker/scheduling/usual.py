@@ -1,8 +1,7 @@
-"""How long a step of interactive requests takes on their own: what their streams are used to.
+"""How long the slower steps of interactive requests take on their own: what their streams are used to.
 
-In: one time per step, with the number of streams that waited for it. Out: a little more than the mean gap of the last
-steps. Batch work may fill shorter steps up to it: that moves the median of the gaps between tokens, while those of
-steps that hold a prompt, which the slowest twentieth are, stay longer than it.
+In: one time per step, with the number of streams that waited for it. Out: a quantile over the last steps. Batch work
+may fill shorter steps up to it: that moves the median of the gaps between tokens, not what the slowest twentieth is.
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ __all__ = ["Usual"]
 
 _STEPS = 256
 """Remembered: some seconds, so that a stream that is alone now is not measured by the crowd of a minute ago."""
-_STRETCH = 1.15
-"""Times the mean. A mean hardly moves where a quantile jumps: from steps without a prompt to those with one. Longer
-steps let more streams and prompts meet, so what is allowed here comes back as slower steps with prompts."""
-_QUANTILE = 0.95
-"""Where all steps take the same, none is to take longer than this one."""
+_QUANTILE = 0.75
+"""Well below the 95th percentile that is to stay as it was: longer steps also let more streams and prompts meet."""
 _REFRESH_EVERY = 8
 
 
@@ -28,7 +24,7 @@ class Usual:
         self._steps: deque[tuple[float, int]] = deque(maxlen=_STEPS)
         self._fresh = 0
         self.seconds = 0.0
-        """That a step may take with batch work in it."""
+        """Of the step that three in four gaps are not longer than."""
 
     def add(self, seconds: float, streams: int) -> None:
         """A step that would take so long without batch work, and give a token to so many (>= 1) streams."""
@@ -36,14 +32,12 @@ class Usual:
         self._fresh += 1
         if self._fresh == _REFRESH_EVERY:
             self._fresh = 0
-            self.seconds = self._measure()
+            self.seconds = self._quantile()
 
-    def _measure(self) -> float:
-        gaps = sum(streams for _, streams in self._steps)
-        stretched = _STRETCH * sum(seconds * streams for seconds, streams in self._steps) / gaps
-        left = _QUANTILE * gaps
+    def _quantile(self) -> float:
+        left = _QUANTILE * sum(streams for _, streams in self._steps)
         for seconds, streams in sorted(self._steps):
             left -= streams
             if left <= 0:
-                return min(seconds, stretched)
-        return stretched
+                return seconds
+        return 0.0

@@ -166,22 +166,6 @@ def test_batch_work_fills_short_steps_up_to_what_streams_are_used_to() -> None:
     assert tokens >= 180 * 8
 
 
-def test_a_step_with_somebodys_prompt_holds_no_batch_row() -> None:
-    """It is one of the slow gaps that streams see anyway: nothing may make it slower."""
-    drive = make_drive(SLOW_CPU, max_num_seqs=24)
-    mixed_gaps(drive, 16)
-    beside = []
-    for number in range(30):
-        stream = drive.add([number % 50, 2] * 20, max_tokens=8)
-        plan = drive.step()
-        assert plan is not None
-        interactive = {one.request_id for one in drive.live() if one.klass == "interactive"} | {stream.request_id}
-        ended = {row.request_id for row in plan.rows if drive.scheduler.get(row.request_id) is None}
-        beside.append(len({row.request_id for row in plan.rows} - interactive - ended))
-        drive.step()
-    assert sum(count > 0 for count in beside) <= 30 / BURST_EVERY + 1
-
-
 def test_what_streams_are_used_to_is_forgotten() -> None:
     drive = make_drive(SLOW_CPU, max_num_seqs=24)
     mixed_gaps(drive, 4)
