@@ -125,6 +125,9 @@ class ClaimQueue:
             entries = await self.own_pending(count)
             if entries:
                 return entries
+        return await self._wait(room, begin, block_ms)
+
+    async def _wait(self, room: Room, begin: int, block_ms: int) -> list[Entry]:
         self._unsure = True
         entries = await self._waiting.wait(room, begin, block_ms)
         self._unsure = False
@@ -135,9 +138,7 @@ class ClaimQueue:
         up. So a suspect waits for few, and a new request for one suspect, however many there are."""
         if self._held.newcomers_turn:
             self._held.newcomers_turn = False
-            self._unsure = True
-            entries, _ = await self._waiting.take(room.at_most(_BETWEEN_SUSPECTS), begin)
-            self._unsure = False
+            entries = await self._wait(room.at_most(_BETWEEN_SUSPECTS), begin, 0)
             if entries:
                 return entries
         return await self.reclaim(room.choices, batch=room.batch)

@@ -29,7 +29,6 @@ from api_service.prepare.model import ServedModel
 from api_service.rate_headers import rate_headers
 from api_service.retries import RetryKey, retry_key, shard_of_digest
 from api_service.schemas.common import Body, GenerationBody, QueuedBody
-from api_service.schemas.completion import CompletionRequest
 from api_service.services import Services
 from api_service.stream import Stream
 from api_service.tenants import Tenant
@@ -49,8 +48,6 @@ REQUEST_TIMEOUT = "X-Request-Timeout"
 _MAX_KEEP_RUNNING_S = 3600.0
 _MAX_TIMEOUT_S = 86_400.0
 _CLIENT_GONE = 499
-_QUICK_BYTES = 2048
-"""Of a body whose preparation takes no longer than handing it to a thread and back."""
 
 BodyT = TypeVar("BodyT", bound=QueuedBody)
 Fold = Callable[[BodyT, GenerateRequest, Speller | None], Folding]
@@ -86,9 +83,7 @@ async def generate(
         grace_s = _seconds(request, KEEP_RUNNING, _MAX_KEEP_RUNNING_S)
         deadline_s = _deadline(request, body)
         model = await services.registry.served(body.model)
-        preparing = partial(prepare, body, model)
-        quick = len(data) <= _QUICK_BYTES and isinstance(body, CompletionRequest)  # no template, little text
-        prepared = preparing() if quick else await services.in_thread(preparing)
+        prepared = await services.in_thread(prepare, body, model)
         counted = services.tenants.of(tenant, body.user)
         queued = msgspec.structs.replace(
             prepared,
