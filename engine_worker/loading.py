@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import structlog
 import torch
@@ -62,7 +63,9 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
     return make_engine(settings, loaded)
 
 
-def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
+def make_engine(
+    settings: WorkerSettings, loaded: LoadedModel, clock: Callable[[], float] = time.monotonic
+) -> WarmEngine:
     """A warm engine of a loaded model. Raises ValueError for a tokenizer that cannot be decoded token by token."""
     token_bytes = TokenBytes.from_tokenizer_json(loaded.tokenizer_json)
     engine = Engine(
@@ -76,6 +79,7 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
             enable_prefix_caching=settings.enable_prefix_caching,
             target_itl_ms=settings.target_itl_ms,
         ),
+        clock,
     )
     _warm_up(engine)
     card = _model_card(settings, loaded, engine)
@@ -94,9 +98,11 @@ def _grammars(loaded: LoadedModel, token_bytes: TokenBytes) -> GrammarCompiler |
 def _warm_up(engine: Engine) -> None:
     """First steps allocate and choose kernels; no client should wait for that. Raises RuntimeError when they fail."""
     tokens = min(2, engine.max_request_tokens() - 1)
-    engine.add(
-        Request("warm-up", [0], SamplingParams(temperature=0.0), 0, max_tokens=tokens, stop_token_ids=frozenset())
+    # Of class batch: after an interactive one batch work is kept short for a while, in case another comes.
+    request = Request(
+        "warm-up", [0], SamplingParams(temperature=0.0), 0, tokens, stop_token_ids=frozenset(), klass="batch"
     )
+    engine.add(request)
     while engine.has_work:
         for event in engine.step():
             if event.finish_reason == "error":
