@@ -73,15 +73,17 @@ REGEXES = (
 GRAMMARS = ("", "root ::= root", "root ::= ", 'start: "a"', "root ::= [", 'root ::= "" | root root', "\0")
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 GRAMMAR_FIELDS = ("structured_outputs", "response_format", *GUIDED)
-FIELDS = (
-    "model messages prompt input tokens suffix echo best_of stream stream_options n max_tokens max_completion_tokens "
-    "min_tokens temperature top_p top_k min_p seed user presence_penalty frequency_penalty repetition_penalty logit_bias "
-    "stop stop_token_ids logprobs top_logprobs ignore_eos include_stop_str_in_output skip_special_tokens bad_words "
-    "allowed_token_ids prompt_logprobs return_token_ids truncate_prompt_tokens priority cache_salt deadline_ms "
-    "service_tier tools tool_choice parallel_tool_calls functions function_call store metadata add_generation_prompt "
-    "continue_final_message chat_template chat_template_kwargs reasoning_effort parse_control_tokens dimensions "
-    "add_special_tokens encoding_format pooling no-such-field"
-).split()
+_NAMES = (
+    "model messages prompt input tokens suffix echo best_of stream stream_options n max_tokens "
+    "max_completion_tokens min_tokens temperature top_p top_k min_p seed user presence_penalty frequency_penalty "
+    "repetition_penalty logit_bias stop stop_token_ids logprobs top_logprobs ignore_eos "
+    "include_stop_str_in_output skip_special_tokens bad_words allowed_token_ids prompt_logprobs return_token_ids "
+    "truncate_prompt_tokens priority cache_salt deadline_ms service_tier tools tool_choice parallel_tool_calls "
+    "functions function_call store metadata add_generation_prompt continue_final_message chat_template "
+    "chat_template_kwargs reasoning_effort parse_control_tokens dimensions add_special_tokens encoding_format "
+    "pooling no-such-field"
+)
+FIELDS = _NAMES.split()
 _RAW = re.compile(r'"raw:([^"]*)"')
 _ENDS = {"stop", "length", "tool_calls"}
 
