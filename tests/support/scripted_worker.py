@@ -94,6 +94,7 @@ class ScriptedWorker:
         card: ModelCard | None = None,
         template: str = TEMPLATE,
         consumer: str = "scripted",
+        shard: int = 0,
         gated: bool = False,
         lease_ms: int = 10_000,
         end: End | None = None,
@@ -110,7 +111,7 @@ class ScriptedWorker:
         self._redis: Redis = command_client(redis_url)
         self._blocking: Redis = blocking_client(redis_url)
         self._claims = ClaimQueue(
-            self._redis, self._blocking, consumer=consumer, model=self.card.name, shard=0, lease_ms=lease_ms
+            self._redis, self._blocking, consumer=consumer, model=self.card.name, shard=shard, lease_ms=lease_ms
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
