@@ -24,7 +24,14 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(300)]
 
 OUTPUT = 8
 LENGTHS = [1, 16, 17, 70, 130, 260]
-SAMPLING = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95}, {"temperature": 0.8, "top_k": 40}]
+PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.9, "repetition_penalty": 1.3}
+SAMPLING: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 0.95},
+    {"temperature": 0.8, "top_k": 40},
+    {"temperature": 1.0, **PENALTIES},
+]
+PENALISED = 3
 ENOUGH_BLOCKS = 400
 
 
@@ -63,7 +70,7 @@ def _prompt(length: int) -> list[int]:
     return [rng.randrange(17, 49152) for _ in range(length)]
 
 
-def _request(index: int, output: Sequence[int] = (), klass: Klass = "interactive") -> Request:
+def _request(index: int, output: Sequence[int] = (), klass: Klass = "interactive", **changes: float) -> Request:
     return make_request(
         _prompt(LENGTHS[index]),
         OUTPUT,
@@ -72,7 +79,7 @@ def _request(index: int, output: Sequence[int] = (), klass: Klass = "interactive
         output=output,
         klass=klass,
         logprobs=5,
-        **SAMPLING[index % len(SAMPLING)],
+        **(SAMPLING[index % len(SAMPLING)] | changes),
     )
 
 
@@ -113,6 +120,9 @@ def alone(loaded: LoadedModel) -> dict[str, Answer]:
     for index in range(len(LENGTHS)):
         answers |= _run(_engine(loaded), [_request(index)])
     assert all(len(answer.tokens) == OUTPUT for answer in answers.values())
+    without = dict.fromkeys(PENALTIES, 0.0) | {"repetition_penalty": 1.0}
+    [free] = _run(_engine(loaded), [_request(PENALISED, **without)]).values()
+    assert answers[f"asked-{PENALISED}/0"].tokens != free.tokens, "the penalties decide something"
     return answers
 
 
