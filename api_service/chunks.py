@@ -85,6 +85,12 @@ class StreamWriter:
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._open_text = b',"delta":{"content":' if self._chat else b',"text":'
         self._close_text = b"}" if self._chat else b""
+        self._plain = not (
+            self._speller or self._scores or self._readers or request.return_token_ids or request.continuous_usage
+        )
+        """Whether a piece of text in the middle of the stream is said in nothing but its choice, number and text."""
+        self._before: dict[int, bytes] = {}
+        self._after = b'%b,"logprobs":null,"finish_reason":null}%b' % (self._close_text, self._tail)
 
     def opening(self) -> bytes:
         """The first event: every choice's role, or its prompt when that is echoed; b"" when there is neither."""
@@ -102,11 +108,24 @@ class StreamWriter:
 
     def write(self, record: Record) -> bytes:
         """The events of one record, b"" when it brings nothing that a client can see (text held back)."""
+        if self._plain and len(record.deltas) == 1 and record.end is None:
+            delta = record.deltas[0]
+            if delta.finish_reason is None:
+                return self._piece(record.seq, delta.index, delta.text)
         choices = [choice for delta in record.deltas if (choice := self._delta(delta))]
         early, self._early = self._early, []
         events = b"".join([self._event(record.seq, [choice], numbered=False) for choice in early])
         events += self._event(record.seq, choices) if choices else b""
         return events + self._ending(record, record.end) if record.end is not None else events
+
+    def _piece(self, position: int, index: int, text: str) -> bytes:
+        """The event of almost every token: all but its number and text is the same each time."""
+        if not text or position <= self._cursor:
+            return b""
+        before = self._before.get(index)
+        if before is None:
+            before = self._before[index] = b'%b{"index":%d%b' % (self._head, index, self._open_text)
+        return b"%b%d%b%b%b" % (self._id, position, before, json_bytes(text), self._after)
 
     def _delta(self, delta: Delta) -> bytes:
         self._tokens += len(delta.token_ids)

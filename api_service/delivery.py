@@ -14,8 +14,9 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api_service.body_writer import BODY_WRITER, BodyWriter
 from api_service.chunks import StreamWriter
-from api_service.sse import HEADERS, KEEP_ALIVE, SERVER_SEND, error_event
+from api_service.sse import HEADERS, KEEP_ALIVE, error_event
 from api_service.stream import Stream
 from shared.errors import HeadraceError
 from shared.messages import Record
@@ -24,6 +25,10 @@ __all__ = ["EventStream", "Folding", "Pulse", "collect"]
 
 SEND_LIMIT_S = 20.0
 """A client that takes no bytes for so long is gone, whatever its socket says; its stream can be resumed."""
+
+
+_FOLD_AT = 64
+"""Records that are folded into one answer at a time."""
 
 
 class Pulse:
@@ -73,6 +78,8 @@ class EventStream(Response):
         self._sending = False
         self._active_at = time.monotonic()
         self._task: asyncio.Task[None] | None = None
+        self._body: BodyWriter | None = None
+        self._fault: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._task = asyncio.current_task()
@@ -80,14 +87,14 @@ class EventStream(Response):
         self._pulse.add(self)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            # No middleware looks at pieces of a body, but each costs a call for every token.
-            direct = scope.get("state", {}).get(SERVER_SEND, send)
-            await self._send(direct, self._writer.opening())
-            await self._relay(direct)
+            await self._send(send, self._writer.opening())
+            self._body = scope.get("state", {}).get(BODY_WRITER)
+            await self._relay(send)
         except asyncio.CancelledError:
             if not self._stalled:
                 raise
         finally:
+            self._stream.direct = None
             self._pulse.discard(self)
             watcher.cancel()
             self._done()
@@ -115,7 +122,27 @@ class EventStream(Response):
             if data or self._due:
                 await self._send(send, data or KEEP_ALIVE)
             else:
+                stream.direct = None if self._body is None else self._write
                 await stream.wake.wait()
+                stream.direct = None
+                if self._fault is not None:
+                    raise self._fault
+
+    def _write(self, record: Record) -> bool:
+        """Says a record while the handler rests; the last one, and what has to wait for the client, are the handler's.
+
+        It runs in the subscription of all streams, so a fault of this one is kept for the handler."""
+        body = self._body
+        if record.end is not None or body is None or not body.ready:
+            return False
+        try:
+            if data := self._writer.write(record):
+                body.write(data)
+                self._active_at, self._due = time.monotonic(), False
+        except Exception as error:  # noqa: BLE001 - raised again in the handler: ends its request and no other
+            self._fault = error
+            self._stream.wake.set()
+        return True
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not data and more:
@@ -148,6 +175,7 @@ async def collect(stream: Stream, answer: Folding, receive: Receive) -> bool:
     """
     watcher = asyncio.create_task(_disconnected(receive), name="disconnect watcher")
     watcher.add_done_callback(lambda _: stream.wake.set())
+    stream.wake_at = _FOLD_AT
     try:
         while not watcher.done():
             stream.wake.clear()

@@ -16,6 +16,7 @@ import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from api_service.body_writer import BODY_WRITER, BodyWriter
 from api_service.error_handlers import error_response
 from api_service.sse import json_bytes
 from shared.errors import HeadersTooLarge, HeadraceError, InvalidRequest, Overloaded, RequestTimeout
@@ -163,6 +164,7 @@ class PodProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cycle.scope["state"][BODY_WRITER] = BodyWriter(cycle)
         self._ahead = sum(len(waiting.body) for waiting, _ in self.pipeline)
         super()._start_asgi_task(cycle, app)
 

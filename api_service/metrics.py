@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Concatenate, ParamSpec
 
 import structlog
@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from api_service.registry_view import Snapshot
-from shared.histogram import BOUNDS
+from shared.histogram import BOUNDS, SecondsHistogram
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -98,14 +99,12 @@ class Metrics:
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds", "Until the first token.", name, buckets=_TTFT, registry=registry
         )
-        self._itl = Histogram(
-            "vllm:inter_token_latency_seconds", "Between tokens.", name, buckets=_ITL, registry=registry
-        )
-        self._itl_of: dict[str, Histogram] = {}
-        """By model; looking a label up costs more than counting, and this one is counted for every token."""
+        self._itl: dict[str, SecondsHistogram] = {}
+        """By model. The library's own takes several locks a value, and this one is counted for every token."""
         self._e2e = Histogram(
             "vllm:e2e_request_latency_seconds", "Whole requests.", name, buckets=_E2E, registry=registry
         )
+        self.registry.register(_BetweenTokens(self._itl))
         self.registry.register(_Cluster(snapshot))
 
     @_harmless
@@ -133,9 +132,9 @@ class Metrics:
 
     @_harmless
     def next_token(self, model: str, seconds: float) -> None:
-        series = self._itl_of.get(model)
+        series = self._itl.get(model)
         if series is None:
-            series = self._itl_of[model] = self._itl.labels(model)
+            series = self._itl[model] = SecondsHistogram(_ITL)
         series.observe(seconds)
 
     @_harmless
@@ -157,6 +156,19 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _BetweenTokens(Collector):
+    """Times between two tokens of a stream, by model."""
+
+    def __init__(self, itl: Mapping[str, SecondsHistogram]) -> None:
+        self._itl = itl
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily("vllm:inter_token_latency_seconds", "Between tokens.", labels=["model_name"])
+        for model, series in self._itl.items():
+            family.add_metric([model], *_prometheus(_ITL, series.values()))
+        yield family
 
 
 class _Cluster(Collector):
@@ -230,7 +242,11 @@ def _histograms(view: Snapshot) -> Iterator[Metric]:
         for card in view.workers:
             values = card.histograms.get(name, ())
             if len(values) == len(BOUNDS) + 2 and all(math.isfinite(value) and value >= 0 for value in values):
-                running = itertools.accumulate(values[:-1])
-                bounds = [*map(str, BOUNDS), "+Inf"]
-                family.add_metric([card.model, card.worker_id], list(zip(bounds, running, strict=True)), values[-1])
+                family.add_metric([card.model, card.worker_id], *_prometheus(BOUNDS, values))
         yield family
+
+
+def _prometheus(bounds: Sequence[float], values: Sequence[float]) -> tuple[list[tuple[str, float]], float]:
+    """Buckets, each with those below it, and the sum, from what `SecondsHistogram.values` gives."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    return list(zip(names, itertools.accumulate(values[:-1]), strict=True)), values[-1]

@@ -20,7 +20,6 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api_service.error_handlers import error_response
-from api_service.sse import SERVER_SEND
 from api_service.tenants import ANONYMOUS
 from shared.errors import BodyTooLarge, EngineFailure, HeadraceError, InvalidApiKey
 from shared.limits import key_id
@@ -51,7 +50,7 @@ class RequestScope:
             return
         given = _header(scope, b"x-request-id") or b""
         request_id = given if _REQUEST_ID.fullmatch(given) else b"req_" + secrets.token_hex(16).encode()
-        scope.setdefault("state", {}).update({"request_id": request_id.decode(), SERVER_SEND: send})
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
         started = False
 
         async def send_with_id(message: Message) -> None:

@@ -10,10 +10,8 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["DONE", "HEADERS", "KEEP_ALIVE", "SERVER_SEND", "error_event", "event", "json_bytes"]
+__all__ = ["DONE", "HEADERS", "KEEP_ALIVE", "error_event", "event", "json_bytes"]
 
-SERVER_SEND = "server_send"
-"""Where a request's `state` holds the server's own `send`, below all middleware."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: no data, no id, so it changes neither what a client parses nor where it would resume."""

@@ -7,6 +7,7 @@ handler reads and waits on `wake`, which the disconnect watcher and the keep-ali
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from shared.errors import HeadraceError, PodDraining, Use
 from shared.limits import ANY, Terms
@@ -33,6 +34,10 @@ class Stream:
         """The client has gone."""
         self.closed = False
         """Nobody here wants more of it."""
+        self.direct: Callable[[Record], bool] | None = None
+        """Offered a record while the handler waits: True, and it is done with without waking the handler."""
+        self.wake_at = 1
+        """So many records wake the handler; the last one always does."""
         self.wake = asyncio.Event()
         self._fresh: list[Record] = []
 
@@ -48,8 +53,13 @@ class Stream:
     def push(self, raw: bytes, record: Record) -> None:
         self.raw.append(raw)
         self.ended = record.end is not None
-        if not self.left:
-            self._fresh.append(record)
+        if self.left:
+            return
+        fresh = self._fresh
+        if self.direct is not None and not fresh and self.direct(record):
+            return
+        fresh.append(record)
+        if self.ended or len(fresh) >= self.wake_at:
             self.wake.set()
 
     def take(self) -> list[Record]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -54,6 +55,7 @@ class Feed:
         self._timeout = math.inf
         self._give_up_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._now: Callable[[], float] = time.monotonic
 
     async def get(self, timeout: float | None = None) -> bytes | Resync | None:
         """The next message, a Resync, or None after `timeout` seconds of silence. One reader at a time."""
@@ -61,6 +63,7 @@ class Feed:
             loop = asyncio.get_running_loop()
             self._reader = loop.create_future()
             self._timeout = math.inf if timeout is None else timeout
+            self._now = loop.time
             self._give_up_at = loop.time() + self._timeout
             if self._timer is None and timeout is not None:
                 self._timer = loop.call_at(self._give_up_at, self._expire)
@@ -81,7 +84,7 @@ class Feed:
         reader = self._reader
         waits = reader is not None and not reader.done()
         if waits and self.direct is not None and isinstance(item, bytes) and self.direct(item):
-            self._give_up_at = asyncio.get_running_loop().time() + self._timeout
+            self._give_up_at = self._now() + self._timeout
             return
         if len(self._items) >= self._limit:
             self._items.clear()
@@ -121,9 +124,10 @@ class Subscriber:
     def __init__(self, url: str) -> None:
         self._client: Redis = subscriber_client(url)
         self._wire: Wire | None = None
-        self._channels: dict[str, _Channel] = {}
-        self._awaited: dict[str, int] = {}
+        self._channels: dict[bytes, _Channel] = {}
+        self._awaited: dict[bytes, int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._now: Callable[[], float] = time.monotonic
         self._heard_at = 0.0
         self._closed = False
 
@@ -139,7 +143,7 @@ class Subscriber:
         return self._wire is not None
 
     @asynccontextmanager
-    async def listen(self, channel: str, timeout: float | None = None) -> AsyncIterator[Feed]:
+    async def listen(self, name: str, timeout: float | None = None) -> AsyncIterator[Feed]:
         """A feed of everything published from now on: entered only after Redis confirmed the subscription.
 
         Raises RedisUnavailable when that takes longer than `timeout` seconds (None: waits as long as Redis is away).
@@ -148,7 +152,7 @@ class Subscriber:
             raise RuntimeError("this subscriber is closed")
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="subscriber")
-        feed = Feed()
+        feed, channel = Feed(), name.encode()
         if channel not in self._channels:
             self._channels[channel] = _Channel()
             self._post("SUBSCRIBE", channel)
@@ -180,7 +184,7 @@ class Subscriber:
         except REDIS_DOWN:
             return  # nothing is lost with it: the process forgets the connection
 
-    def _post(self, command: str, *channel: str) -> None:
+    def _post(self, command: str, *channel: bytes) -> None:
         """Sends a command at once; without a connection nothing, because a new one subscribes to all that is wanted.
 
         Never awaits, so a listener that is cancelled cannot leave the bookkeeping half done.
@@ -207,10 +211,11 @@ class Subscriber:
 
     async def _connect(self) -> Wire:
         pool: Any = self._client.connection_pool
+        self._now = asyncio.get_running_loop().time
+        self._heard_at = self._now()
         async with asyncio.timeout(_CONNECT_S):  # a listening port behind which nobody answers
             wire = await Wire.open(pool, self._hear)
         self._wire = wire
-        self._heard_at = asyncio.get_running_loop().time()
         self._awaited.clear()
         for channel in self._channels:
             self._post("SUBSCRIBE", channel)
@@ -224,16 +229,14 @@ class Subscriber:
             wire.abort(ConnectionLost("This process has ended the subscription."))
 
     def _hear(self, message: Any) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
-        if isinstance(message, Exception):
-            if self._wire is not None:
-                self._wire.abort(message)
-        elif not isinstance(message, list):  # PONG of a connection without subscriptions
-            return
-        elif message[0] == b"message":
-            self._deliver(message[1].decode(), message[2])
-        elif message[0] == b"subscribe":
-            self._confirm(message[1].decode())
+        self._heard_at = self._now()
+        if isinstance(message, list):
+            if message[0] == b"message":
+                self._deliver(message[1], message[2])
+            elif message[0] == b"subscribe":
+                self._confirm(message[1])
+        elif isinstance(message, Exception) and self._wire is not None:  # else the PONG without subscriptions
+            self._wire.abort(message)
 
     async def _watch(self, wire: Wire) -> None:
         """Pings a silent connection, so that a cut cable shows within two ping times. Raises why it has ended."""
@@ -249,12 +252,12 @@ class Subscriber:
             else:
                 await _ended(wire, _PING_S - silent)
 
-    def _deliver(self, channel: str, item: bytes | Resync) -> None:
-        entry = self._channels.get(channel)
-        for feed in entry.feeds if entry else ():
-            feed.put(item)
+    def _deliver(self, channel: bytes, item: bytes | Resync) -> None:
+        if (entry := self._channels.get(channel)) is not None:
+            for feed in entry.feeds:
+                feed.put(item)
 
-    def _confirm(self, channel: str) -> None:
+    def _confirm(self, channel: bytes) -> None:
         """Only the last of several SUBSCRIBEs counts: an UNSUBSCRIBE was sent between them."""
         self._awaited[channel] -= 1
         if self._awaited[channel]:

@@ -260,3 +260,17 @@ def test_reasoning_tokens_in_the_usage_of_models_that_reason_whole_and_streamed(
     assert answered(request, steps)["usage"] == usages[-1]
     plain = make_request(include_usage=True)
     assert "completion_tokens_details" not in answered(plain, steps)["usage"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_the_short_way_for_plain_pieces_writes_what_the_long_one_does(kind: str, include_usage: bool) -> None:
+    request = make_request(kind=kind, include_usage=include_usage, n=2)
+    texts = ["a", "", 'q"\\\n', "\u2028\u0085", "\U0001f600"]
+    records = log(*[(Delta(index=i % 2, token_ids=(i,), text=text),) for i, text in enumerate(texts)], (Delta(),))
+    for cursor in (-2, 1):
+        short, long = StreamWriter(request, None, cursor), StreamWriter(request, None, cursor)
+        assert short._plain
+        long._plain = False
+        for record in records:
+            assert short.write(record) == long.write(record)
