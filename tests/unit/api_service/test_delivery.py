@@ -12,8 +12,8 @@ from api_service.chunks import StreamWriter
 from api_service.delivery import EventStream, Pulse
 from api_service.stream import Stream
 from shared.messages import Delta, End, Record, encode
-from tests.support.wait import eventually
 from tests.support.records import make_request
+from tests.support.wait import eventually
 
 
 class Connection:
