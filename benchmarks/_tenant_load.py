@@ -31,6 +31,7 @@ class Sample:
 
     tenant: str
     sent: float
+    rid: str = ""
     arrivals: list[float] = field(default_factory=list)
     """Of events with text."""
     prompt_tokens: int = 0
@@ -105,6 +106,7 @@ class Sender:
 
     @staticmethod
     def _note(sample: Sample, chunk: dict[str, object]) -> None:
+        sample.rid = str(chunk["id"]).rpartition("-")[2]
         if chunk.get("choices"):
             sample.arrivals.append(time.monotonic())
         usage = chunk.get("usage")

@@ -1,12 +1,13 @@
 """Requests that share prefixes of skewed popularity, over several real workers: how often one is found cached.
 
 20 prefixes with Zipf popularity, each request with a tail of its own. Three ways to spread the same requests at the
-same rate: by Headrace; "any", the same with affinity off; and "sticky", every prefix to the worker its hash names. The
-best possible hit rate is that of one cache that never forgets. Prints hit rates and TTFT, exits with 1 when a target is
-missed. The model is a random tiny one unless named.
+same times: by Headrace; "any", the same with affinity off; and "sticky", every prefix to the worker its hash names.
+Hits are measured against perfect stickiness: every request goes to the worker that has its prefix, in caches of the
+same size (`_stickiness.py`). Prints hits, why the others missed, and TTFT; exits with 1 when a target is missed. The
+model is a random tiny one unless named.
 
-    python -m benchmarks.affinity [--model tiny|default|DIR] [--workers 2] [--requests 400] [--prefix 512] [--load 0.6]
-                                  [--dtype bfloat16]
+    python -m benchmarks.affinity [--model tiny|default|DIR] [--workers 2] [--requests 400] [--prefix 512]
+                                  [--load 0.6 | --rate 5] [--cache 64M] [--dtype bfloat16] [--ways headrace,any,sticky]
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
+
 from benchmarks._percentile import percentile
+from benchmarks._stickiness import perfect_hits
 from benchmarks._tenant_load import Sample, Sender, random_prompt, stack
+from shared.keys import request_key
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack
 from tests.support.tiny_model import make_tiny_llama
@@ -31,6 +38,9 @@ from tests.support.tiny_model import make_tiny_llama
 _PREFIXES = 20
 _SKEW = 1.1
 _TAIL = 32
+_BLOCK = 16
+_SETTLE_S = 2.0
+"""Until a pod has seen every worker."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +61,6 @@ def calls(count: int, prefix: int, per_s: float, seed: int) -> list[Call]:
         made.append(Call(chosen, prefixes[chosen] + random_prompt(rng, _TAIL), at))
         at += rng.expovariate(per_s)
     return made
-
-
-def best_hits(todo: list[Call], prefix: int, block: int) -> int:
-    """Prompt tokens that need no computing when every prefix is computed once: whole blocks."""
-    return (len(todo) - len({call.prefix for call in todo})) * (prefix // block * block)
 
 
 async def play(todo: list[Call], output: int, sender_of: Callable[[Call], Sender]) -> list[Sample]:
@@ -93,13 +98,50 @@ async def sticky(url: list[str], todo: list[Call], output: int) -> list[Sample]:
             await sender.__aexit__()
 
 
-def report(name: str, samples: list[Sample], best: int) -> tuple[float, float]:
-    """(hit rate as a part of the best one, TTFT p99 in seconds)."""
-    part = sum(one.cached for one in samples) / best
-    ttft = [one.ttft for one in samples]
-    print(f"{name:8} hits {100 * part:5.1f} % of the best possible, TTFT p50 {1e3 * percentile(ttft, 0.5):6.0f} ms, "
-          f"p99 {1e3 * percentile(ttft, 0.99):6.0f} ms")  # fmt: skip
+def report(name: str, ran: list[tuple[Sample, str]], best: int) -> tuple[float, float]:
+    """(tokens found as a part of what perfect stickiness finds, TTFT p99 in seconds); `ran` with who ran each."""
+    samples = [one for one, _ in ran]
+    part, ttft = sum(one.cached for one in samples) / best, [one.ttft for one in samples]
+    late = [one.ttft for one in sorted(samples, key=lambda one: one.sent)[len(samples) // 4 :]]
+    print(f"{name:8} hits {100 * part:5.1f} % of perfect stickiness; TTFT ms p50 {1e3 * percentile(ttft, 0.5):.0f}, "
+          f"p99 {1e3 * percentile(ttft, 0.99):.0f}; without the first quarter p50 {1e3 * percentile(late, 0.5):.0f}, "
+          f"p99 {1e3 * percentile(late, 0.99):.0f}")  # fmt: skip
+    shares = Counter(worker for _, worker in ran)
+    print(f"         requests by worker {sorted(shares.values())}; not found: {dict(reasons(ran))}")
     return part, percentile(ttft, 0.99)
+
+
+def reasons(ran: Sequence[tuple[Sample, str]]) -> Counter[str]:
+    """Why requests did not find their whole prefix, by what was sent where before them."""
+    why: Counter[str] = Counter()
+    seen: dict[str, list[tuple[Sample, str]]] = {}
+    whole = max(one.cached for one, _ in ran)
+    for one, worker in sorted(ran, key=lambda pair: pair[0].sent):
+        before = seen.setdefault(one.tenant, [])
+        here = [other for other, there in before if there == worker]
+        if one.cached < whole:
+            if not before:
+                why["first use"] += 1
+            elif not here:
+                why["only the other worker had it"] += 1
+            elif all(other.arrivals[0] > one.sent for other in here):
+                why["was being computed"] += 1
+            else:
+                why["evicted"] += 1
+        before.append((one, worker))
+    return why
+
+
+def ran_where(urls: Sequence[str], samples: Sequence[Sample]) -> list[tuple[Sample, str]]:
+    """With the worker that ran each, as the Redis of its service remembers."""
+    found = []
+    clients = [redis.Redis.from_url(url) for url in urls]
+    for one in samples:
+        holders = [client.hget(request_key(one.rid), "holder") for client in clients]
+        found.append((one, next(str(holder) for holder in holders if holder)))
+    for client in clients:
+        client.close()
+    return found
 
 
 def main() -> int:
@@ -108,10 +150,13 @@ def main() -> int:
     parser.add_argument("--dtype", help="of the workers, if not their usual one")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seats", type=int, default=16, help="sequences of one worker")
+    parser.add_argument("--cache", default="64M", help="memory of one worker's cache")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--prefix", type=int, default=512, help="tokens that requests share")
     parser.add_argument("--output", type=int, default=16)
     parser.add_argument("--load", type=float, default=0.6, help="arrivals as a part of what the fleet can do")
+    parser.add_argument("--rate", type=float, help="arrivals a second, instead of --load")
+    parser.add_argument("--ways", default="headrace,any,sticky", help="which to run; the first two need no --rate")
     parser.add_argument(
         "--step-ms", type=int, default=40, help="least time of a step of the tiny model: no benchmark of the client"
     )
@@ -122,45 +167,78 @@ def main() -> int:
         return _run(named.get(args.model, args.model), args)
 
 
-def _run(model: str, args: argparse.Namespace) -> int:
-    options: dict[str, object] = {"max_num_seqs": args.seats, "served_model_name": "bench", "block_size": 16}
+def _options(args: argparse.Namespace) -> dict[str, object]:
+    options: dict[str, object] = {"max_num_seqs": args.seats, "served_model_name": "bench", "block_size": _BLOCK}
+    options["kv_cache_memory"] = args.cache
     if args.model == "tiny":
         options["fault"] = f"step-delay-ms:{args.step_ms}"
     if args.dtype:
         options["dtype"] = args.dtype
-    warm = calls(args.requests // 2, args.prefix, 1e6, seed=1)
-    with stack(model, args.workers, **options) as up:
-        start = time.monotonic()
-        asyncio.run(through(up, warm, args.output))
-        rate = args.load * len(warm) / (time.monotonic() - start)
+    return options
+
+
+def _run(model: str, args: argparse.Namespace) -> int:
+    rate = args.rate or args.load * _capacity(model, args)
     todo = calls(args.requests, args.prefix, rate, seed=2)
-    best = best_hits(todo, args.prefix, 16)
     print(f"{args.requests} requests at {rate:.1f}/s, {_PREFIXES} prefixes of {args.prefix} tokens")
-    with stack(model, args.workers, **options) as up:
-        part, p99 = report("headrace", asyncio.run(through(up, todo, args.output)), best)
-    with stack(model, args.workers, pod_env={"HEADRACE_PREFIX_AFFINITY": "false"}, **options) as up:
-        report("any", asyncio.run(through(up, todo, args.output)), best)
-    sticky_part, sticky_p99 = report("sticky", _sticky_run(model, args, todo, options), best)
-    # Nobody reaches the best possible where a prefix takes long: who comes while it is computed has to compute it, too.
-    print(f"targets: hits at least 90 % ({100 * part:.1f} %; of sticky's {100 * part / sticky_part:.1f} %), "
-          f"TTFT p99 below sticky's ({p99 / sticky_p99:.2f} times)")  # fmt: skip
+    results: dict[str, tuple[float, float]] = {}
+    for way in args.ways.split(","):
+        ran, blocks = (_sticky_run if way == "sticky" else _headrace_run)(model, args, todo, way)
+        best = perfect_hits(
+            [call.prefix for call in todo],
+            workers=args.workers,
+            blocks=blocks,
+            block=_BLOCK,
+            shared=args.prefix,
+            rest=_TAIL + args.output,
+        )
+        results[way] = report(way, ran, best)
+    if not {"headrace", "sticky"} <= results.keys():
+        return 0
+    (part, p99), (_, sticky_p99) = results["headrace"], results["sticky"]
+    first = len({call.prefix for call in todo}) * (args.prefix // _BLOCK * _BLOCK)
+    whole = args.requests * (args.prefix // _BLOCK * _BLOCK)
+    print(f"{blocks} blocks a worker; perfect stickiness finds {best} of {whole} tokens, {first} are of first uses")
+    print(f"targets: hits at least 90 % ({100 * part:.1f} %), TTFT p99 below sticky's ({p99 / sticky_p99:.2f} times)")
     return 0 if part >= 0.9 and p99 < sticky_p99 else 1
 
 
-def _sticky_run(model: str, args: argparse.Namespace, todo: list[Call], options: dict[str, object]) -> list[Sample]:
-    env = {f"HEADRACE_{name.upper()}": str(value) for name, value in options.items()}
-    servers = [RedisServer() for _ in range(args.workers)]
-    stacks: list[Stack] = []
-    try:
-        for server in servers:
-            server.__enter__()
-            stacks.append(Stack(server.url, model, pods=1, workers=1, worker_env=env).__enter__())
-        return asyncio.run(sticky([one.pods[0].base_url for one in stacks], todo, args.output))
-    finally:
-        for one in stacks:
-            one.close()
-        for server in servers:
-            server.__exit__(None, None, None)
+def _capacity(model: str, args: argparse.Namespace) -> float:
+    """Requests a second of the whole fleet with every seat taken."""
+    warm = calls(args.requests // 2, args.prefix, 1e6, seed=1)
+    with stack(model, args.workers, **_options(args)) as up:
+        time.sleep(_SETTLE_S)
+        start = time.monotonic()
+        asyncio.run(through(up, warm, args.output))
+        return len(warm) / (time.monotonic() - start)
+
+
+_Ran = tuple[list[tuple[Sample, str]], int]
+"""Samples with who ran them, and blocks of one worker."""
+
+
+def _headrace_run(model: str, args: argparse.Namespace, todo: list[Call], way: str) -> _Ran:
+    pod_env = {"HEADRACE_PREFIX_AFFINITY": "false" if way == "any" else "true"}
+    with stack(model, args.workers, pod_env=pod_env, **_options(args)) as up:
+        time.sleep(_SETTLE_S)
+        samples = asyncio.run(through(up, todo, args.output))
+        return ran_where([up.redis_url], samples), _blocks(up)
+
+
+def _sticky_run(model: str, args: argparse.Namespace, todo: list[Call], _way: str) -> _Ran:
+    env = {f"HEADRACE_{name.upper()}": str(value) for name, value in _options(args).items()}
+    with ExitStack() as opened:
+        urls = [opened.enter_context(RedisServer()).url for _ in range(args.workers)]
+        stacks = [opened.enter_context(Stack(url, model, pods=1, workers=1, worker_env=env)) for url in urls]
+        time.sleep(_SETTLE_S)
+        samples = asyncio.run(sticky([one.pods[0].base_url for one in stacks], todo, args.output))
+        return ran_where(urls, samples), _blocks(stacks[0])
+
+
+def _blocks(up: Stack) -> int:
+    card = up.workers[0].card()
+    assert card is not None
+    return card.kv_blocks_total
 
 
 if __name__ == "__main__":

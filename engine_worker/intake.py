@@ -30,7 +30,7 @@ from shared.errors import ContextLengthExceeded, EngineFailure, HeadraceError, I
 from shared.grammars.backend import GrammarError, TokenMatcher
 from shared.histogram import SecondsHistogram
 from shared.messages import decode_record
-from shared.prefixes import PrefixMemory, fingerprints
+from shared.prefixes import PrefixMemory
 
 __all__ = ["Intake"]
 
@@ -237,7 +237,7 @@ class Intake:
         self._run(job, too_long)
         if self._prefixes is not None:
             for prompt in request.prompts:
-                self._prefixes.add(fingerprints(prompt, request.cache_salt))
+                self._prefixes.add(prompt, request.cache_salt)
         self.counters["takeovers"] += item.claim.epoch > 1
         if item.claim.epoch == 1:  # an entry's id begins with the milliseconds at which it was queued
             self.queue_age_seconds.observe(time.time() - int(item.claim.entry_id.partition(b"-")[0]) / 1000)

@@ -21,6 +21,7 @@ from engine_worker.waiting import REDIS_TROUBLE, Backoff
 from shared.claims import ClaimQueue, Commit, CommitReply, ReplyKind
 from shared.histogram import SecondsHistogram
 from shared.keys import shard_of
+from shared.prefixes import PrefixMemory
 
 __all__ = ["Outbox"]
 
@@ -42,7 +43,7 @@ class Outbox:
     """Jobs of this worker, and the loops that commit their records.
 
     `freed` is set whenever choices have ended, so that intake can look for more. `backlog_limit` is in tokens that are
-    not yet in a record.
+    not yet in a record. `prefixes` learns what has run.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Outbox:
         *,
         freed: asyncio.Event,
         backlog_limit: int,
+        prefixes: PrefixMemory | None = None,
     ) -> None:
         self.jobs: dict[str, Job] = {}
         self.counters: Counter[str] = Counter()
@@ -59,6 +61,7 @@ class Outbox:
         self._queues = queues
         self._engine = engine
         self._freed = freed
+        self._prefixes = prefixes
         self._choices: dict[str, tuple[Job, Choice]] = {}
         self._dirty = {shard: asyncio.Event() for shard in queues}
         self._settled = asyncio.Event()
@@ -199,6 +202,10 @@ class Outbox:
         del self.jobs[job.claim.rid]
         self._remove(job)
         usage = job.usage()
+        if self._prefixes is not None:
+            self._prefixes.add_answer(usage.completion_tokens)
+            for prompt in job.request.prompts:  # only now does the engine let go of them
+                self._prefixes.add(prompt, job.request.cache_salt)
         reasons = Counter(choice.finish_reason for choice in job.choices)
         for reason, count in reasons.items():
             self.counters[f"finished_{reason}"] += count

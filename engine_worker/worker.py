@@ -133,7 +133,11 @@ class Worker:
         freed = asyncio.Event()
         slots = settings.max_num_seqs
         self._engine = EngineLoop(warm.engine, faults)
-        self.outbox = Outbox(self._queues, self._engine, freed=freed, backlog_limit=max(4096, 64 * slots))
+        cache_tokens = warm.engine.stats().blocks_total * settings.block_size
+        self._prefixes = PrefixMemory(cache_tokens) if settings.enable_prefix_caching else None
+        self.outbox = Outbox(
+            self._queues, self._engine, freed=freed, backlog_limit=max(4096, 64 * slots), prefixes=self._prefixes
+        )
         self._lease = Lease(
             self._queues,
             self.outbox,
@@ -141,8 +145,6 @@ class Worker:
             lease_ms=settings.lease_ms,
             step_limit_ms=settings.step_limit_ms,
         )
-        cache_tokens = warm.engine.stats().blocks_total * settings.block_size
-        self._prefixes = PrefixMemory(cache_tokens) if settings.enable_prefix_caching else None
         self._intake = Intake(
             self._queues,
             self.outbox,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 __all__ = ["FIRST_LENGTH", "PrefixMemory", "fingerprints", "unpack"]
 
@@ -45,30 +45,51 @@ class PrefixMemory:
     """Beginnings of the prompts a worker ran last, as many as its cache of `capacity` tokens can hold.
 
     An estimate of the cache's content that needs nothing of the engine: both forget what was used longest ago, ends
-    before beginnings.
+    before beginnings. What has no fingerprint, the last tokens of prompts and all answers, takes room as well.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._held = 0
         self._tokens: OrderedDict[bytes, int] = OrderedDict()
+        self._unmarked: set[bytes] = set()
+        """Keys of `_tokens` that are no fingerprints."""
+        self._answers = 0
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._tokens) - len(self._unmarked)
 
-    def add(self, marks: Iterable[Mark]) -> None:
-        """The marks of one prompt, shortest first."""
-        before, parts = 0, []
-        for length, digest in marks:
-            parts.append((digest, length - before))
-            before = length
-        for digest, tokens in reversed(parts):  # the shortest one last: it is forgotten last
-            if digest not in self._tokens:
-                self._held += tokens
-                self._tokens[digest] = tokens
-            self._tokens.move_to_end(digest)
-        while self._tokens and (self._held > self._capacity or len(self._tokens) > _MOST):
-            self._held -= self._tokens.popitem(last=False)[1]
+    def add(self, prompt: Sequence[int], salt: str = "") -> None:
+        """A prompt that was given to the engine, or has just run."""
+        marks = fingerprints(prompt, salt)
+        marked, last = marks[-1] if marks else (0, salt.encode())
+        if marked < len(prompt):
+            tail = array("q", prompt[marked:]).tobytes()
+            self._use(hashlib.blake2b(tail + last, digest_size=_BYTES + 1).digest(), len(prompt) - marked, marked=False)
+        befores = [0, *(length for length, _ in marks)]
+        for (length, digest), before in reversed(list(zip(marks, befores, strict=False))):
+            self._use(digest, length - before, marked=True)  # the shortest one last: it is forgotten last
+        self._forget()
+
+    def add_answer(self, tokens: int) -> None:
+        """So many tokens, which no other request is expected to share."""
+        self._answers += 1
+        self._use(self._answers.to_bytes(_BYTES + 1, "big"), tokens, marked=False)
+        self._forget()
 
     def packed(self) -> bytes:
-        return b"".join(self._tokens)
+        return b"".join(digest for digest in self._tokens if digest not in self._unmarked)
+
+    def _use(self, digest: bytes, tokens: int, *, marked: bool) -> None:
+        if digest not in self._tokens:
+            self._held += tokens
+            self._tokens[digest] = tokens
+            if not marked:
+                self._unmarked.add(digest)
+        self._tokens.move_to_end(digest)
+
+    def _forget(self) -> None:
+        while self._tokens and (self._held > self._capacity or len(self._tokens) > 2 * _MOST or len(self) > _MOST):
+            digest, tokens = self._tokens.popitem(last=False)
+            self._held -= tokens
+            self._unmarked.discard(digest)

@@ -98,8 +98,10 @@ async def generate(
             deadline_ms=await _redis_deadline(services, deadline_s),
             grace_ms=int((grace_s or 0) * 1000),
         )
-        terms = Terms(counted.limits, services.affinity.prefer(queued))
+        preference = services.affinity.prefer(queued)
+        terms = Terms(counted.limits, preference.worker)
         stream = await services.relay.open(queued, retry, deadline_s, terms)
+        services.affinity.follow(preference, stream)
         unless_answered.pop_all()  # from here on the response owns the permit
         speller = _speller(model, stream.request)
         response: Response

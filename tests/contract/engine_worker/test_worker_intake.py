@@ -137,6 +137,25 @@ async def test_a_worker_tells_which_prompts_it_has_cached(redis: Redis, redis_ur
         assert await redis.exists("hr:prefixes:silent") == 0
 
 
+async def test_a_worker_tells_no_longer_what_an_answer_has_displaced(
+    redis: Redis, redis_url: str, tiny: LoadedModel
+) -> None:
+    prompt = tuple(range(3, 3 + 130))
+    memory = 256 * tiny.config.kv_bytes_per_token()
+    async with running_worker(redis_url, tiny, worker_id="teller", kv_cache_memory=memory) as running:
+        room = running.engine.max_request_tokens()
+        await ask(redis, make_request(prompts=(prompt,), max_tokens=1))
+        await ask(redis, make_request(max_tokens=room - 100))
+
+        async def told() -> bool:
+            [held] = (await load_prefixes(redis, ["teller"])).values()
+            return held == {digest for _, digest in fingerprints(prompt)[:1]}
+
+        await eventually(told)
+        again = await ask(redis, make_request(prompts=(prompt,), max_tokens=1))
+        assert 64 <= again.end.usage.cached_tokens < 128
+
+
 async def test_who_wants_little_begins_at_once_beside_a_flood(redis: Redis, redis_url: str, tiny: LoadedModel) -> None:
     """Without waiting for one of the flood's answers to end, and those lose nothing by giving way."""
     async with running_worker(redis_url, tiny, max_num_seqs=4, fault=SLOW) as running:

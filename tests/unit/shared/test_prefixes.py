@@ -33,21 +33,46 @@ def test_another_salt_shares_nothing() -> None:
     assert marks == set()
 
 
+def marks_of(prompt: range, first: int = 99) -> set[bytes]:
+    return {digest for _, digest in fingerprints(prompt)[:first]}
+
+
 def test_memory_is_bounded_and_forgets_what_was_used_longest_ago_ends_first() -> None:
     memory = PrefixMemory(capacity=10 * FIRST_LENGTH)
-    old, new = fingerprints(range(4 * FIRST_LENGTH)), fingerprints(range(9, 9 + 8 * FIRST_LENGTH))
+    old, new = range(4 * FIRST_LENGTH), range(9, 9 + 8 * FIRST_LENGTH)
     memory.add(old)
     memory.add(new)
-    held = unpack(memory.packed())
-    assert held == {digest for _, digest in [*old[:2], *new]}
+    assert unpack(memory.packed()) == marks_of(old, 2) | marks_of(new)
     memory.add(old)
-    assert {digest for _, digest in old} <= unpack(memory.packed())
+    assert marks_of(old) <= unpack(memory.packed())
     assert len(memory) == 10
+
+
+def test_what_has_no_fingerprint_takes_room_too() -> None:
+    memory = PrefixMemory(capacity=10 * FIRST_LENGTH)
+    old, tail, short = range(4 * FIRST_LENGTH), range(9, 9 + 3 * FIRST_LENGTH + 33), range(40)
+    memory.add(old)
+    for _ in range(3):  # the same tail is cached once
+        memory.add(tail)
+    assert unpack(memory.packed()) == marks_of(old) | marks_of(tail)
+    memory.add_answer(2 * FIRST_LENGTH)
+    assert unpack(memory.packed()) == marks_of(old) | marks_of(tail)
+    memory.add(short)
+    assert unpack(memory.packed()) == marks_of(old, 3) | marks_of(tail)
+    memory.add_answer(3 * FIRST_LENGTH)
+    assert unpack(memory.packed()) == marks_of(tail)
+    for _ in range(2):  # its last 33 tokens go first
+        memory.add_answer(FIRST_LENGTH)
+    assert unpack(memory.packed()) == marks_of(tail, 2)
+    assert len(memory) == 2
+    for _ in range(20):
+        memory.add_answer(FIRST_LENGTH)
+    assert memory.packed() == b""
 
 
 def test_one_publication_stays_small() -> None:
     memory, rng = PrefixMemory(capacity=1 << 40), random.Random(1)
     for _ in range(300):
-        memory.add(fingerprints([rng.randrange(1000) for _ in range(2048)]))
+        memory.add([rng.randrange(1000) for _ in range(2048)])
     assert len(memory.packed()) <= 32_768
     assert len(unpack(memory.packed())) == len(memory)
