@@ -26,8 +26,7 @@ def _step(loaded: LoadedModel, layout: BatchLayout, cache: KVCache) -> Callable[
     last = layout.query_start[1:].long() - 1
 
     def run() -> None:
-        hidden = loaded.model.forward(token_ids, layout, cache)
-        loaded.model.compute_logits(hidden.index_select(0, last))
+        loaded.model.forward(token_ids, layout, cache, last)
 
     return run
 

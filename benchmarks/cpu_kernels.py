@@ -27,7 +27,7 @@ from kernels.cpu.library import Library
 from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
 from kernels.interface import Ops
-from kernels.layout import AttentionWeights, MlpWeights, RopeTable, new_kv_cache
+from kernels.layout import AttentionWeights, MlpWeights, ModelWeights, RopeTable, new_kv_cache
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS, VOCAB = 576, 9, 3, 64, 1536, 30, 49152
 UNITS = {
@@ -124,14 +124,14 @@ class _Model:
                     MlpWeights(norm, packed["gate_up"], packed["down"], 1e-5),
                 )
             )
-        self._norm = norm
-        self._head = ops.pack_linear(_weight(VOCAB, HIDDEN), **extra)
+        head = ops.pack_linear(_weight(VOCAB, HIDDEN), **extra)
+        self._weights = ModelWeights(head, self._layers, norm, 1e-5, head, torch.bfloat16)
 
     @property
     def num_bytes(self) -> int:
         """Of all weights that a step reads."""
         packed = [linear for a, m in self._layers for linear in (a.qkv, a.output, m.gate_up, m.down)]
-        return sum(linear.weight.nbytes for linear in (*packed, self._head))
+        return sum(linear.weight.nbytes for linear in (*packed, self._weights.head))
 
     def step(self, rows: Sequence[tuple[int, int]]) -> Callable[[], object]:
         """A function that runs one step over these rows, logits for each row's last token."""
@@ -140,14 +140,12 @@ class _Model:
         for layer in cache.layers:
             for page in layer:
                 page.copy_(torch.randn(page.shape))
-        embedded = torch.randn(layout.num_tokens, HIDDEN).bfloat16()
+        token_ids = torch.randint(VOCAB, (layout.num_tokens,))
         last = layout.query_start[1:].long() - 1
 
         def run() -> object:
             step = self._ops.begin(layout, cache, self._rope)
-            x, residual = self._ops.decoder(embedded.clone(), self._layers, step)
-            normed, _ = self._ops.add_rms_norm(x, residual, self._norm, 1e-5)
-            return self._ops.logits(normed[last], self._head)
+            return self._ops.forward(self._weights, token_ids, last, step)
 
         return run
 

@@ -61,9 +61,11 @@ def _prefill(loaded: LoadedModel, tokens: int, chunk: int) -> Callable[[], None]
     token_ids = torch.arange(tokens) % 1000
     layouts = [(start, make_layout([Row(start, count, blocks)], BLOCK)) for start, count in _chunks(tokens, chunk)]
 
+    nothing = torch.empty(0, dtype=torch.int64)
+
     def run() -> None:
         for start, layout in layouts:
-            loaded.model.forward(token_ids[start : start + layout.num_tokens], layout, cache)
+            loaded.model.forward(token_ids[start : start + layout.num_tokens], layout, cache, nothing)
 
     return run
 

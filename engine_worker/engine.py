@@ -171,7 +171,7 @@ class Engine:
         drawing = [row for row in rows if row.samples]
         self._sampler.prepare(drawing, self._vocab_size)
         output = self._runner.run(rows)
-        drawn = iter(self._sampler.sample(output.logits, drawing) if output.logits is not None else ())
+        drawn = iter(self._sampler.sample(output.logits, output.best, drawing) if drawing else ())
         return [RowResult(next(drawn) if row.samples else None, output.measured.get(i)) for i, row in enumerate(rows)]
 
     def _check_health(self, outcomes: Sequence[Outcome]) -> None:

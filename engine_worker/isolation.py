@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine_worker.plan import ScheduledRequest
 from engine_worker.runner.measure import Measured
@@ -22,9 +23,8 @@ class RowFailure:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """This row was computed."""
+class RowResult(NamedTuple):
+    """This row was computed. A tuple because each running request makes one in every step."""
 
     sampled: SampledToken | None = None
     """None: it draws no token yet."""

@@ -1,13 +1,12 @@
 """What a backend must provide: the op table and the per-step view that all layers of a forward pass share.
 
-Models call the coarse units (`attention_block`, `mlp_block`); their default here is a chain of the fine ops, so a
+Models call the coarsest unit, `forward`; its default here is a chain of blocks, theirs one of the fine ops, so a
 backend either speeds up single ops or overrides a whole unit with one fused kernel, and no model changes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,6 +17,8 @@ from kernels.layout import (
     BatchLayout,
     KVCache,
     MlpWeights,
+    ModelOutput,
+    ModelWeights,
     PackedLinear,
     QuantizedTensor,
     RopeTable,
@@ -118,14 +119,16 @@ class Ops(ABC):
         normed, residual = self.add_rms_norm(x, residual, weights.norm, weights.eps)
         return self.linear(self.silu_and_mul(self.linear(normed, weights.gate_up)), weights.down), residual
 
-    def decoder(
-        self, x: Tensor, layers: Sequence[tuple[AttentionWeights, MlpWeights]], step: Step
-    ) -> tuple[Tensor, Tensor]:
-        """All layers: embeddings x [T, H], which it may overwrite -> (what to add to the stream last, the stream)."""
-        residual: Tensor | None = None
-        for index, (attention, mlp) in enumerate(layers):
+    @torch.no_grad()
+    def forward(self, weights: ModelWeights, token_ids: Tensor, sample_at: Tensor | None, step: Step) -> ModelOutput:
+        """The whole model over the batch of `step`: token_ids int64 [T], at least one layer.
+
+        sample_at: int64 [R], tokens whose logits are wanted; None: every token's.
+        """
+        x, residual = self.embedding(weights.embedding, token_ids, weights.dtype), None
+        for index, (attention, mlp) in enumerate(weights.layers):
             x, residual = self.attention_block(x, residual, attention, step, index)
             x, residual = self.mlp_block(x, residual, mlp)
-        if residual is None:
-            raise ValueError("a decoder needs at least one layer")
-        return x, residual
+        hidden, _ = self.add_rms_norm(x, residual, weights.norm, weights.eps)
+        logits = self.logits(hidden if sample_at is None else hidden.index_select(0, sample_at), weights.head)
+        return ModelOutput(hidden, logits, logits.argmax(-1))

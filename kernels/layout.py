@@ -7,6 +7,7 @@ thread). Nothing here computes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "MlpWeights",
+    "ModelOutput",
+    "ModelWeights",
     "PackedLinear",
     "QuantizedTensor",
     "RopeTable",
@@ -158,6 +161,31 @@ class MlpWeights:
     """Fused rows in order: gate, up."""
     down: PackedLinear
     eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelWeights:
+    """A whole model as `Ops.forward` takes it. Keep one object: backends remember what they prepared for it."""
+
+    embedding: PackedLinear
+    layers: Sequence[tuple[AttentionWeights, MlpWeights]]
+    norm: Tensor
+    """[hidden], final RMS norm."""
+    eps: float
+    head: PackedLinear
+    dtype: torch.dtype
+    """Of activations."""
+
+
+class ModelOutput(NamedTuple):
+    """What a forward pass gave. A backend may reuse the memory in its next one in the same thread."""
+
+    hidden: Tensor
+    """[T, H], final hidden states (normed)."""
+    logits: Tensor
+    """float32 [R, V] of the tokens that were asked for, in order."""
+    best: Tensor
+    """int64 [R], the largest of each row's logits, the first of several; NaN counts as that."""
 
 
 def kv_cache_bytes(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.models.config import ModelConfig
-from kernels.ops import BatchLayout, KVCache
+from kernels.ops import BatchLayout, KVCache, ModelOutput
 
 __all__ = ["LoadedModel", "Model"]
 
@@ -26,12 +26,14 @@ class Model(Protocol):
     def new_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of this model's shape, dtype and device."""
 
-    def forward(self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache) -> Tensor:
-        """token_ids int64 [T] -> final hidden states [T, H] (normed); writes the tokens' keys and values to
-        `kv_cache`."""
+    def forward(
+        self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache, sample_at: Tensor | None = None
+    ) -> ModelOutput:
+        """token_ids int64 [T] -> hidden states of all, logits of the tokens at sample_at int64 [R] (None: of all);
+        writes the tokens' keys and values to `kv_cache`. The output holds until the next call."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, H], the rows that sample -> float32 [R, V]."""
+        """hidden [R, H] -> float32 [R, V], for tokens whose logits `forward` was not asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from engine_worker.layers.rope import rope_table
 from engine_worker.layers.specs import LinearSpec, TensorSpec
 from engine_worker.layers.weights import WeightStore
 from engine_worker.models.config import ModelConfig
-from kernels.ops import BatchLayout, KVCache, Ops, new_kv_cache
+from kernels.ops import BatchLayout, KVCache, ModelOutput, ModelWeights, Ops, new_kv_cache
 
 __all__ = ["Llama"]
 
@@ -41,10 +41,15 @@ class Llama:
         self._device = device
         self._ops = ops
         shape = _shape(config)
-        self._embedding = store.linear(_EMBEDDING)
-        self._layers = [shape.weights(store, f"model.layers.{index}.") for index in range(config.num_layers)]
-        self._norm = store.tensor(_FINAL_NORM)
-        self._head = ops.tied_head(self._embedding) if config.tie_word_embeddings else store.linear(_HEAD)
+        embedding = store.linear(_EMBEDDING)
+        self._weights = ModelWeights(
+            embedding=embedding,
+            layers=[shape.weights(store, f"model.layers.{index}.") for index in range(config.num_layers)],
+            norm=store.tensor(_FINAL_NORM),
+            eps=config.rms_norm_eps,
+            head=ops.tied_head(embedding) if config.tie_word_embeddings else store.linear(_HEAD),
+            dtype=config.torch_dtype,
+        )
         self._rope = rope_table(config.rope, config.max_model_len, device)
 
     @staticmethod
@@ -84,16 +89,14 @@ class Llama:
             config.cache_torch_dtype,
         )
 
-    @torch.inference_mode()
-    def forward(self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache, sample_at: Tensor | None = None
+    ) -> ModelOutput:
         """See `Model.forward`."""
         step = self._ops.begin(layout, kv_cache, self._rope)
-        x = self._ops.embedding(self._embedding, token_ids, self._config.torch_dtype)
-        x, residual = self._ops.decoder(x, self._layers, step)
-        normed, _ = self._ops.add_rms_norm(x, residual, self._norm, self._config.rms_norm_eps)
-        return normed
+        return self._ops.forward(self._weights, token_ids, sample_at, step)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
-        return self._ops.logits(hidden, self._head)
+        return self._ops.logits(hidden, self._weights.head)

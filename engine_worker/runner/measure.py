@@ -36,6 +36,8 @@ class Measured:
 def measure(model: Model, hidden: Tensor, rows: Sequence[ScheduledRequest]) -> dict[int, Measured]:
     """hidden [T, H] of all rows, one after the other -> what was asked of some, by row."""
     measured: dict[int, Measured] = {}
+    if not any(row.pooling or row.sampling.prompt_logprobs is not None for row in rows):
+        return measured
     start = 0
     for i, row in enumerate(rows):
         own = hidden[start : start + row.num_new_tokens]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine_worker.config import EngineConfig
@@ -22,8 +21,10 @@ __all__ = ["Runner", "StepOutput"]
 class StepOutput:
     """What one step's forward pass gave."""
 
-    logits: Tensor | None
-    """float32 [R, V] of the R rows that sample, in order; None when none does."""
+    logits: Tensor
+    """float32 [R, V] of the R rows that sample, in order."""
+    best: Tensor
+    """int64 [R], the largest of each; see `ModelOutput`."""
     measured: dict[int, Measured]
     """By position of the row in the batch; only rows that ask for it."""
 
@@ -38,17 +39,12 @@ class Runner:
             config.max_running, config.max_num_batched_tokens, max_request_tokens, config.block_size, model.device
         )
 
-    @torch.inference_mode()
     def run(self, rows: Sequence[ScheduledRequest]) -> StepOutput:
         """Computes the rows' new tokens and writes their keys and values to the cache.
 
-        Running the same rows again gives the same result: nothing but cache slots of these very tokens is written.
+        The output holds until the next call. Running the same rows again gives the same result: nothing but cache slots
+        of these very tokens is written.
         """
         inputs = self._inputs.build(rows)
-        hidden = self._model.forward(inputs.token_ids, inputs.layout, self.kv_cache)
-        measured = measure(self._model, hidden, rows)
-        if inputs.sample_at is None:
-            return StepOutput(self._model.compute_logits(hidden), measured)
-        if not len(inputs.sample_at):
-            return StepOutput(None, measured)
-        return StepOutput(self._model.compute_logits(hidden.index_select(0, inputs.sample_at)), measured)
+        output = self._model.forward(inputs.token_ids, inputs.layout, self.kv_cache, inputs.sample_at)
+        return StepOutput(output.logits, output.best, measure(self._model, output.hidden, rows))

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine_worker.plan import ScheduledRequest
 from shared.params import BAN, SamplingParams
 
-__all__ = ["Adjuster", "may_rule_out"]
+__all__ = ["Adjuster", "adjusts", "may_rule_out"]
 
 _NO_IDS = np.empty(0, dtype=np.int64)
 
@@ -30,6 +30,11 @@ def may_rule_out(params: SamplingParams) -> bool:
     """Whether these fields can forbid tokens, and so, taken together, all of them."""
     banned = any(bias <= BAN for bias in params.logit_bias.values())
     return bool(banned or params.bad_words or params.min_tokens or params.allowed_token_ids is not None)
+
+
+def adjusts(params: SamplingParams) -> bool:
+    """Whether these fields change any logit."""
+    return _has_penalties(params) or bool(params.logit_bias) or may_rule_out(params)
 
 
 class _Counts:
@@ -66,9 +71,11 @@ class Adjuster:
     def __init__(self) -> None:
         self._counts: dict[str, _Counts] = {}
 
-    def adjust(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
-        """logits float32 [R, V], contiguous; row i belongs to rows[i]. Order: penalties, bias, bans."""
-        self._penalise(logits, [(i, row) for i, row in enumerate(rows) if _has_penalties(row.sampling)])
+    def adjust(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> set[int]:
+        """logits float32 [R, V], contiguous; row i belongs to rows[i] -> which were changed. Order: penalties, bias,
+        bans."""
+        penalised = [(i, row) for i, row in enumerate(rows) if _has_penalties(row.sampling)]
+        self._penalise(logits, penalised)
         biased = [(i, row.sampling.logit_bias) for i, row in enumerate(rows) if row.sampling.logit_bias]
         if biased:
             values = np.concatenate([np.fromiter(bias.values(), np.float32, len(bias)) for _, bias in biased])
@@ -79,9 +86,10 @@ class Adjuster:
         banned = [(i, ids) for i, row in strict if len(ids := _banned(row))]
         if banned:
             logits.view(-1)[_flat(logits, banned)] = -torch.inf
-        for i, row in enumerate(rows):
-            if row.sampling.allowed_token_ids is not None:
-                _keep_only(logits[i], row.sampling.allowed_token_ids)
+        limited = [(i, kept) for i, row in enumerate(rows) if (kept := row.sampling.allowed_token_ids) is not None]
+        for i, kept in limited:
+            _keep_only(logits[i], kept)
+        return {i for changed in (penalised, biased, banned, limited) for i, _ in changed}
 
     def _penalise(self, logits: Tensor, rows: Sequence[tuple[int, ScheduledRequest]]) -> None:
         self._counts = {row.request_id: self._counts_of(row) for _, row in rows}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shared.params import SamplingParams
 
-__all__ = ["CHUNK", "FAN", "LEVELS", "Drawing", "argmax", "draw"]
+__all__ = ["CHUNK", "FAN", "LEVELS", "Drawing", "draw"]
 
 FAN = 16
 CHUNK = FAN * FAN
@@ -30,12 +30,6 @@ _SAFE = 0.99
 """Sums of single-precision numbers are a little off: a bound that much lower holds all the same."""
 
 Floats = NDArray[np.float32]
-
-
-def argmax(logits: Tensor) -> NDArray[np.int64]:
-    """logits float32 [R, V] on the host -> first place of each row's largest; a row with NaN gives that."""
-    best: NDArray[np.int64] = logits.numpy().argmax(-1)
-    return best
 
 
 class Drawing:

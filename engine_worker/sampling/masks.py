@@ -44,11 +44,11 @@ class GrammarMasks:
         wanted = [i for i, row in enumerate(rows) if row.matcher is not None and may_rule_out(row.sampling)]
         self._own = {i: logits[i].clone() for i in wanted}
 
-    def apply(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> None:
-        """logits float32 [R, V], changed in place, last of all: what a grammar forbids becomes -inf."""
+    def apply(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> set[int]:
+        """logits float32 [R, V], changed in place, last of all: what a grammar forbids becomes -inf -> which rows."""
         places = [i for i, row in enumerate(rows) if row.matcher is not None]
         if not places:
-            return
+            return set()
         if self._pending is None or self._ids != [rows[i].request_id for i in places]:
             self.prepare(rows, logits.shape[1])
         assert self._pending is not None
@@ -63,6 +63,7 @@ class GrammarMasks:
         for line, place in enumerate(places):
             if place in self._own and bool(torch.isneginf(logits[place]).all()):
                 logits[place] = self._own[place].masked_fill_(forbidden[line], -torch.inf)
+        return set(places)
 
 
 def _fill(work: Sequence[tuple[TokenMatcher, Sequence[int]]], vocab_size: int) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from engine_worker.plan import ScheduledRequest
 from engine_worker.request import TokenLogprobs
-from engine_worker.sampling import host
-from engine_worker.sampling.adjust import Adjuster, may_rule_out
+from engine_worker.sampling.adjust import Adjuster, adjusts, may_rule_out
 from engine_worker.sampling.draw import Drawer, is_greedy
 from engine_worker.sampling.masks import GrammarMasks
 
@@ -26,9 +25,11 @@ _IMPOSSIBLE = -9999.0
 """Stands for the logarithm of zero, so that every logprob is a finite number."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """What one row drew. `token_id` is None when no token is possible: its logits are all masked or not finite."""
+class SampledToken(NamedTuple):
+    """What one row drew. `token_id` is None when no token is possible: its logits are all masked or not finite.
+
+    A tuple because each running request makes one in every step.
+    """
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
@@ -48,38 +49,42 @@ class Sampler:
         """Optional word of the rows to come, before the model runs: grammar masks are made meanwhile."""
         self._masks.prepare(rows, vocab_size)
 
-    @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[ScheduledRequest]) -> list[SampledToken]:
-        """logits float32 [R, V], overwritten; row i belongs to rows[i]. Greedy rows take the exact arg max."""
-        logits = logits.contiguous()
+    def sample(self, logits: Tensor, best: Tensor, rows: Sequence[ScheduledRequest]) -> list[SampledToken]:
+        """logits float32 [R, V] and each row's first largest, int64 [R] (NaN counts as such), both overwritten;
+        row i belongs to rows[i]. Greedy rows take it."""
+        vocab_size = logits.shape[1]
+        if all(_takes_best(row, vocab_size) for row in rows):
+            ids, peaks = _best(logits, best)
+            return [SampledToken(token if math.isfinite(top) else None) for token, top in zip(ids, peaks, strict=True)]
         with_logprobs = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
         # Reported probabilities are the model's own: copied before anything is adjusted.
         untouched = _rows(logits, with_logprobs) if with_logprobs else None
         self._masks.keep(logits, rows)
-        self._adjuster.adjust(logits, rows)
-        self._masks.apply(logits, rows)
-        best, peak = _best(logits)
-        tokens = [token if math.isfinite(top) else None for token, top in zip(best, peak[:, 0].tolist(), strict=True)]
-        self._draw(logits, peak, rows, tokens)
+        touched = self._adjuster.adjust(logits, rows) | self._masks.apply(logits, rows)
+        ids, peaks = _best(logits, best, sorted(touched))
+        tokens = [token if math.isfinite(top) else None for token, top in zip(ids, peaks, strict=True)]
+        self._draw(logits, peaks, rows, tokens)
         logprobs = [None] * len(rows) if untouched is None else _logprobs(untouched, with_logprobs, rows, tokens)
-        empty = torch.isneginf(peak[:, 0]).tolist()
         return [
-            SampledToken(token, lp, exhausted=nothing and row.matcher is None and may_rule_out(row.sampling))
-            for token, lp, nothing, row in zip(tokens, logprobs, empty, rows, strict=True)
+            SampledToken(token, lp, exhausted=top == -math.inf and row.matcher is None and may_rule_out(row.sampling))
+            for token, lp, top, row in zip(tokens, logprobs, peaks, rows, strict=True)
         ]
 
-    def _draw(self, logits: Tensor, peak: Tensor, rows: Sequence[ScheduledRequest], tokens: list[int | None]) -> None:
+    def _draw(
+        self, logits: Tensor, peaks: Sequence[float], rows: Sequence[ScheduledRequest], tokens: list[int | None]
+    ) -> None:
         """Replaces the best token of rows that sample by a drawn one."""
         vocab_size = logits.shape[1]
         drawing = [i for i, t in enumerate(tokens) if t is not None and not is_greedy(rows[i].sampling, vocab_size)]
         if not drawing:
             return
         if len(drawing) < len(rows):
-            logits, peak = _rows(logits, drawing), _rows(peak, drawing)
+            logits = _rows(logits, drawing)
+        peak = np.array([peaks[i] for i in drawing], dtype=np.float32)[:, None]
         chosen = [rows[i] for i in drawing]
         drawn = self._drawer.draw(
             logits,
-            peak,
+            torch.from_numpy(peak).to(logits.device),
             [row.sampling for row in chosen],
             [row.seed for row in chosen],
             [len(row.output_token_ids) for row in chosen],
@@ -93,13 +98,23 @@ def _rows(x: Tensor, indices: Sequence[int]) -> Tensor:
     return torch.from_numpy(x.numpy()[indices]) if x.device.type == "cpu" else x[indices]
 
 
-def _best(logits: Tensor) -> tuple[list[int], Tensor]:
-    """Each row's first largest (NaN counts as such) -> ids, values [R, 1]."""
+def _takes_best(row: ScheduledRequest, vocab_size: int) -> bool:
+    """Whether nothing is wanted of the row's logits but their largest."""
+    params = row.sampling
+    return is_greedy(params, vocab_size) and row.matcher is None and params.logprobs is None and not adjusts(params)
+
+
+def _best(logits: Tensor, best: Tensor, touched: Sequence[int] = ()) -> tuple[list[int], list[float]]:
+    """Each row's first largest (NaN counts as such) -> ids, values. `best` knows them but of rows that were touched
+    since."""
     if logits.device.type == "cpu":
-        ids = host.argmax(logits)
-        return ids.tolist(), torch.from_numpy(logits.numpy()[np.arange(len(ids)), ids][:, None])
-    best = logits.argmax(-1, keepdim=True)
-    return best[:, 0].tolist(), logits.gather(-1, best)
+        ids, host_logits = best.numpy(), logits.numpy()
+        if touched:
+            ids[touched] = host_logits[touched].argmax(-1)
+        return ids.tolist(), host_logits[np.arange(len(ids)), ids].tolist()
+    if touched:
+        best[touched] = logits[touched].argmax(-1)
+    return best.tolist(), logits.gather(-1, best[:, None])[:, 0].tolist()
 
 
 def _logprobs(

@@ -15,9 +15,9 @@ from kernels.cpu.scratch import Scratch
 from kernels.layout import PackedLinear, QuantizedTensor
 from kernels.reference import ReferenceOps
 
-__all__ = ["DenseOps", "expect"]
+__all__ = ["VECTOR", "DenseOps", "expect"]
 
-_VECTOR = 16
+VECTOR = 16
 """The element-wise kernels handle rows of a multiple of this."""
 
 
@@ -125,7 +125,7 @@ class DenseOps(ReferenceOps):
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         width = gate_up.shape[-1] // 2
-        if not _elementwise(gate_up) or width % _VECTOR:
+        if not _elementwise(gate_up) or width % VECTOR:
             return super().silu_and_mul(gate_up)
         out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype)
         rows = out.numel() // width
@@ -136,7 +136,7 @@ class DenseOps(ReferenceOps):
 
 
 def _elementwise(x: Tensor) -> bool:
-    return x.dtype in DTYPES and x.is_contiguous() and x.shape[-1] % _VECTOR == 0
+    return x.dtype in DTYPES and x.is_contiguous() and x.shape[-1] % VECTOR == 0
 
 
 def expect(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

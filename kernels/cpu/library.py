@@ -15,7 +15,7 @@ import torch
 from kernels.cpu.build import BuildError, build
 from kernels.cpu.isa import Level, candidate_levels
 
-__all__ = ["DTYPES", "STORAGE", "HrAttention", "HrLinear", "HrMlp", "HrStep", "Library", "load"]
+__all__ = ["DTYPES", "STORAGE", "HrAttention", "HrLinear", "HrMlp", "HrModel", "HrStep", "HrTokens", "Library", "load"]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Activation types the kernels know, with their code."""
@@ -53,6 +53,33 @@ class HrMlp(Structure):
     """The weights of an MLP block."""
 
     _fields_ = [("gate_up", HrLinear), ("down", HrLinear), ("norm", c_void_p), ("eps", c_double)]
+
+
+class HrModel(Structure):
+    """A whole model."""
+
+    _fields_ = [
+        ("embedding", HrLinear),
+        ("head", HrLinear),
+        ("attention", POINTER(c_void_p)),
+        ("mlp", POINTER(c_void_p)),
+        ("norm", c_void_p),
+        ("layers", c_int64),
+        ("eps", c_double),
+    ]
+
+
+class HrTokens(Structure):
+    """What a forward pass reads and writes besides the cache."""
+
+    _fields_ = [
+        ("ids", c_void_p),
+        ("sample_at", c_void_p),
+        ("sampled", c_int64),
+        ("hidden", c_void_p),
+        ("logits", c_void_p),
+        ("best", c_void_p),
+    ]
 
 
 class HrStep(Structure):
@@ -96,7 +123,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_rows": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p]),
     "hr_attention_block": (None, [c_void_p, _STEP, _ATTENTION, c_int64, c_void_p, c_void_p, c_void_p]),
     "hr_mlp_block": (None, [c_void_p, _MLP, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
-    "hr_decoder": (None, [c_void_p, _STEP, c_int64] + [c_void_p] * 5),
+    "hr_forward": (c_int32, [c_void_p, _STEP, POINTER(HrModel), POINTER(HrTokens)]),
     "hr_rotate_and_cache": (None, [c_void_p, _STEP, c_int64, c_int64, c_void_p, c_void_p]),
     "hr_attention": (None, [c_void_p, _STEP, c_int64, c_int64, c_void_p, c_void_p]),
     "hr_rms_norm": (None, [c_void_p] + [c_int64] * 3 + [c_void_p] * 3 + [c_double, c_void_p]),

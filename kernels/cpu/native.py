@@ -1,4 +1,4 @@
-"""The op table on our own C++ kernels (src/): packed weights, one call for an attention block and one for an MLP block.
+"""The op table on our own C++ kernels (src/): packed weights, one call for a whole forward pass.
 
 Float32 and bfloat16 models; any other type runs on the reference backend. dense.py has the operators without attention.
 """
@@ -12,12 +12,21 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from kernels.cpu.dense import DenseOps, expect
-from kernels.cpu.library import DTYPES, STORAGE, HrAttention, HrMlp, HrStep, Library
-from kernels.cpu.packing import attention_struct, mlp_struct, pointer_array
+from kernels.cpu.dense import VECTOR, DenseOps, expect
+from kernels.cpu.library import DTYPES, STORAGE, HrAttention, HrMlp, HrModel, HrStep, HrTokens, Library
+from kernels.cpu.packing import attention_struct, linear_struct, mlp_struct, pointer_array
 from kernels.cpu.scratch import Pages
 from kernels.interface import Step
-from kernels.layout import AttentionWeights, BatchLayout, KVCache, LayerCache, MlpWeights, RopeTable
+from kernels.layout import (
+    AttentionWeights,
+    BatchLayout,
+    KVCache,
+    LayerCache,
+    MlpWeights,
+    ModelOutput,
+    ModelWeights,
+    RopeTable,
+)
 
 __all__ = ["NativeOps"]
 
@@ -83,6 +92,7 @@ class NativeOps(DenseOps):
         # The C views of weights, by identity; the tuple keeps the weights alive, so an identity is never reused.
         self._attention: dict[int, tuple[HrAttention, AttentionWeights, Tensor]] = {}
         self._mlp: dict[int, tuple[HrMlp, MlpWeights, Tensor]] = {}
+        self._models: dict[int, tuple[HrModel | None, ModelWeights]] = {}
 
     def cache_pointers(self, cache: KVCache) -> tuple[Pages, Pages, Pages, Pages]:
         """Addresses of every layer's keys, values, and of their scales (as many as there are). Made once per cache and
@@ -139,27 +149,47 @@ class NativeOps(DenseOps):
         )
         return x, residual
 
-    def decoder(
-        self, x: Tensor, layers: Sequence[tuple[AttentionWeights, MlpWeights]], step: Step
-    ) -> tuple[Tensor, Tensor]:
-        fits = all(a.qkv.packed and m.gate_up.packed and a.num_heads == layers[0][0].num_heads for a, m in layers)
-        if not isinstance(step, _NativeStep) or not fits:
-            return super().decoder(x, layers, step)
-        expect(x, step.dtype, (step.num_tokens, layers[0][0].qkv.in_features))
-        stream, delta = x.float(), torch.empty_like(x)
-        attention = pointer_array([self._attention_struct(weights) for weights, _ in layers])
-        mlp = pointer_array([self._mlp_struct(weights) for _, weights in layers])
-        self.functions.hr_decoder(
-            self.workspace,
-            step.struct,
-            len(layers),
-            attention,
-            mlp,
-            x.data_ptr(),
-            stream.data_ptr(),
-            delta.data_ptr(),
+    def forward(self, weights: ModelWeights, token_ids: Tensor, sample_at: Tensor | None, step: Step) -> ModelOutput:
+        prepared = self._prepared(weights)
+        if prepared is None or not isinstance(step, _NativeStep):
+            return super().forward(weights, token_ids, sample_at, step)
+        if token_ids.numel() != step.num_tokens or weights.dtype is not step.dtype:
+            raise ValueError(f"expected {step.num_tokens} token ids and weights for {step.dtype}")
+        sampled = step.num_tokens if sample_at is None else sample_at.numel()
+        output = self._scratch.output(weights, step.num_tokens, sampled)
+        tokens = HrTokens(
+            _pointer(token_ids, torch.int64),
+            None if sample_at is None else _pointer(sample_at, torch.int64),
+            sampled,
+            *(part.data_ptr() for part in output),
         )
-        return delta, stream
+        if self.functions.hr_forward(self.workspace, step.struct, prepared, tokens) != 0:
+            raise ValueError(
+                f"token ids must lie between 0 and {weights.embedding.out_features - 1}, and be in the batch"
+            )
+        return output
+
+    def _prepared(self, weights: ModelWeights) -> HrModel | None:
+        """The C view of a model, None where some of it is not ours."""
+        if id(weights) not in self._models:
+            self._models[id(weights)] = (self._prepare(weights), weights)
+        return self._models[id(weights)][0]
+
+    def _prepare(self, weights: ModelWeights) -> HrModel | None:
+        linears = [linear for a, m in weights.layers for linear in (a.qkv, a.output, m.gate_up, m.down)]
+        groups = {attention.num_heads // attention.num_kv_heads for attention, _ in weights.layers}
+        packed = all(linear.packed for linear in (*linears, weights.embedding, weights.head))
+        if not packed or len(groups) != 1 or weights.norm.numel() % VECTOR:
+            return None
+        return HrModel(
+            linear_struct(weights.embedding),
+            linear_struct(weights.head),
+            pointer_array([self._attention_struct(attention) for attention, _ in weights.layers]),
+            pointer_array([self._mlp_struct(mlp) for _, mlp in weights.layers]),
+            self._wide_norm(weights.norm).data_ptr(),
+            len(weights.layers),
+            weights.eps,
+        )
 
     def _attention_struct(self, weights: AttentionWeights) -> HrAttention:
         known = self._attention.get(id(weights))

@@ -7,11 +7,33 @@ import threading
 import weakref
 from typing import Any
 
-from kernels.layout import KVCache
+import torch
+from torch import Tensor
 
-__all__ = ["Pages", "Scratch"]
+from kernels.layout import KVCache, ModelOutput, ModelWeights
+
+__all__ = ["Pages", "Rows", "Scratch"]
 
 Pages = ctypes.Array[ctypes.c_void_p]
+
+
+class Rows:
+    """Rows of one shape: grown when more are asked for, kept, as fresh memory in every step would cost page faults. So
+    are views of the first few: each costs a trip through torch."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._whole = torch.empty((0, *shape), dtype=dtype)
+        self._views: dict[int, Tensor] = {}
+
+    def first(self, count: int) -> Tensor:
+        """[count, *shape], whatever it holds."""
+        if count > self._whole.shape[0]:
+            self._whole = torch.empty((count, *self._whole.shape[1:]), dtype=self._whole.dtype)
+            self._views.clear()
+        view = self._views.get(count)
+        if view is None:
+            view = self._views[count] = self._whole[:count]
+        return view
 
 
 class Scratch(threading.local):
@@ -22,3 +44,14 @@ class Scratch(threading.local):
         weakref.finalize(self, functions.hr_workspace_free, self.workspace)
         self.cache: KVCache | None = None
         self.pages: tuple[Pages, Pages, Pages, Pages] | None = None
+        self._outputs: tuple[Rows, Rows, Rows] | None = None
+        self._weights: ModelWeights | None = None
+
+    def output(self, weights: ModelWeights, num_tokens: int, num_sampled: int) -> ModelOutput:
+        """Where a forward pass of this model writes its results."""
+        if self._outputs is None or self._weights is not weights:
+            hidden = Rows((weights.norm.numel(),), weights.dtype)
+            self._outputs = hidden, Rows((weights.head.out_features,), torch.float32), Rows((), torch.int64)
+            self._weights = weights
+        hidden, logits, best = self._outputs
+        return ModelOutput(hidden.first(num_tokens), logits.first(num_sampled), best.first(num_sampled))

@@ -78,5 +78,5 @@ class PagedModel:
             self._lengths[sequence] = start + len(ids)
             tokens.extend(ids)
         layout = make_layout(rows, self.block_size, self.model.device.type)
-        hidden = self.model.forward(torch.tensor(tokens, device=self.model.device), layout, self.cache)
-        return list(self.model.compute_logits(hidden).split([row.count for row in rows]))
+        output = self.model.forward(torch.tensor(tokens, device=self.model.device), layout, self.cache)
+        return list(output.logits.clone().split([row.count for row in rows]))

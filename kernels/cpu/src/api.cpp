@@ -5,6 +5,8 @@
 #include <sys/syscall.h>
 #endif
 
+#include <algorithm>
+
 #include "fused.h"
 
 using namespace headrace;
@@ -69,9 +71,15 @@ HR_API void hr_mlp_block(void* ws, const HrMlp* block, int64_t dtype, int64_t ro
   mlp_block(*(Workspace*)ws, *block, dtype, rows, x, stream, out);
 }
 
-HR_API void hr_decoder(void* ws, const HrStep* step, int64_t layers, const HrAttention* const* attention,
-                       const HrMlp* const* mlp, const void* x, float* stream, void* delta) {
-  decoder(*(Workspace*)ws, *step, layers, attention, mlp, x, stream, delta);
+// 0, or 1 for a token id or a place in the batch that does not exist.
+HR_API int32_t hr_forward(void* ws, const HrStep* step, const HrModel* model, const HrTokens* tokens) {
+  const auto within = [](const int64_t* at, int64_t count, int64_t end) {
+    return std::all_of(at, at + count, [&](int64_t i) { return 0 <= i && i < end; });
+  };
+  if (!within(tokens->ids, step->num_tokens, model->embedding.out_features)) return 1;
+  if (tokens->sample_at && !within(tokens->sample_at, tokens->sampled, step->num_tokens)) return 1;
+  forward(*(Workspace*)ws, *step, *model, *tokens);
+  return 0;
 }
 
 HR_API void hr_rotate_and_cache(void* ws, const HrStep* step, int64_t layer, int64_t num_heads, void* qkv,
@@ -87,16 +95,6 @@ HR_API void hr_attention(void* ws, const HrStep* step, int64_t layer, int64_t nu
   const AttentionCall call = {*step, layer, num_heads, query, width, out, width};
   plan_attention(workspace, *step, call.group());
   parallel(workspace.threads, [&](Team team) { attend(team, workspace, call); });
-}
-
-// Unpadded rows of the model's dtype, for the two element-wise operators below.
-static Activations plain_rows(int64_t dtype, int64_t width, void* data) {
-  Activations to = {};
-  to.kind = dtype == HR_F32 ? Act::F32 : Act::BF16;
-  to.depth = to.padded = width;
-  to.ld = width * element_bytes(to.kind);
-  to.data = (uint8_t*)data;
-  return to;
 }
 
 // width must be a multiple of 16 in both.

@@ -1,4 +1,4 @@
-// Units of a decoder layer, each one parallel call of a few phases.
+// Units of a model, each one parallel call of a few phases.
 #pragma once
 
 #include "attention.h"
@@ -20,16 +20,21 @@ struct Norm {
 
 void norm_rows(Team& team, Workspace& ws, const Norm& norm, const Activations& to);
 
+// Rows of `dtype` [rows, to.depth] as `to` wants them; `at`: which ones, null: all in order.
+void write_rows(Team& team, Workspace& ws, const void* x, int64_t dtype, int64_t rows, const Activations& to,
+                const int64_t* at = nullptr);
+
+// Unpadded rows of the model's dtype.
+Activations plain_rows(int64_t dtype, int64_t width, void* data);
+
 // x plus what is left of `stream` and back: see Ops.attention_block and Ops.mlp_block. `out` may be x.
 void attention_block(Workspace& ws, const HrStep& step, const HrAttention& block, int64_t layer, const void* x,
                      float* stream, void* out);
 void mlp_block(Workspace& ws, const HrMlp& block, int64_t dtype, int64_t rows, const void* x, float* stream, void* out);
 
-// All layers in one parallel call: its threads never sleep in between. x holds the embeddings and stream the same in
-// float32 (they may be one), which ends as the residual stream, delta as what is to be added to it. All layers have as
-// many query heads per KV head.
-void decoder(Workspace& ws, const HrStep& step, int64_t layers, const HrAttention* const* attention,
-             const HrMlp* const* mlp, const void* x, float* stream, void* delta);
+// A whole model in one parallel call: its threads never sleep in between, and the caller's interpreter has nothing to do
+// while other threads may want it. Token ids must be in range.
+void forward(Workspace& ws, const HrStep& step, const HrModel& model, const HrTokens& tokens);
 
 // x [rows, in] of `dtype` -> out.
 void linear(Workspace& ws, const HrLinear& w, int64_t dtype, int64_t rows, const void* x, const Output& out);

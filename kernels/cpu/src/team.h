@@ -10,6 +10,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <vector>
 
 #if defined(__AMX_TILE__)
 #include <immintrin.h>
@@ -17,18 +19,21 @@
 
 namespace headrace {
 
-// Counters are used in turn, one a phase. Phases follow each other by a barrier, so two would do.
-constexpr int COUNTERS = 4;
 constexpr int SPINS = 2000;
+// Of a call that does not say how many it has.
+constexpr int PHASES = 32;
 
-// What the threads of one call share.
+// What the threads of one call share: of every phase, which of its work is handed out and how much of it is done. A phase
+// ends when its work is done, not when all threads have come by: one that has lost its core (or never got one) holds up
+// nobody unless it was in the middle of something. It may come back many phases later, so none reuses another's counters.
 struct Shared {
-  struct alignas(64) Counter {
+  struct alignas(64) Phase {
     std::atomic<int64_t> next{0};
+    alignas(64) std::atomic<int64_t> done{0};
   };
-  Counter counters[COUNTERS];
-  alignas(64) std::atomic<int> arrived{0};
-  alignas(64) std::atomic<int> generation{0};
+  explicit Shared(int phases) : phases(phases) {}
+
+  std::vector<Phase> phases;
 };
 
 inline void pause() {
@@ -79,14 +84,19 @@ class Team {
   // f(i) for every i in [0, count), spread over the team; returns when all are done.
   template <class F>
   void each(int64_t count, int64_t chunk, F&& f) {
-    std::atomic<int64_t>& next = shared_.counters[phase_++ % COUNTERS].next;
+    if (phase_ >= shared_.phases.size()) std::abort();  // the call promised fewer
+    Shared::Phase& phase = shared_.phases[phase_++];
+    int64_t done = 0;
     for (;;) {
-      int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
+      int64_t begin = phase.next.fetch_add(chunk, std::memory_order_relaxed);
       if (begin >= count) break;
       int64_t end = begin + chunk < count ? begin + chunk : count;
       for (int64_t i = begin; i < end; ++i) f(i);
+      done += end - begin;
     }
-    barrier();
+    if (size == 1) return;
+    if (done) phase.done.fetch_add(done, std::memory_order_acq_rel);
+    wait(phase, count);
   }
 
   // Rows of equal, small work.
@@ -95,18 +105,13 @@ class Team {
     each(count, 1 + count / (4 * size), f);
   }
 
-  // Spins briefly, as phases are short; then gives the core away, as the missing thread may be waiting for one. OpenMP's
-  // own barrier spins for milliseconds.
-  void barrier() {
-    if (size == 1) return clear_next();
-    const int generation = shared_.generation.load(std::memory_order_acquire);
-    if (shared_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
-      shared_.arrived.store(0, std::memory_order_relaxed);
-      clear_next();
-      shared_.generation.store(generation + 1, std::memory_order_release);
-      return;
-    }
-    for (int spin = 0; shared_.generation.load(std::memory_order_acquire) == generation; ++spin) {
+  const int rank;
+  const int size;
+
+ private:
+  // Spins briefly, as phases are short; then gives the core away, as the missing thread may be waiting for one.
+  void wait(const Shared::Phase& phase, int64_t count) const {
+    for (int spin = 0; phase.done.load(std::memory_order_acquire) < count; ++spin) {
       if (spin < SPINS) {
         pause();
       } else {
@@ -115,20 +120,14 @@ class Team {
     }
   }
 
-  const int rank;
-  const int size;
-
- private:
-  // The counter of the phase after the next: all have left the one that used it before.
-  void clear_next() { shared_.counters[(phase_ + 1) % COUNTERS].next.store(0, std::memory_order_relaxed); }
-
   Shared& shared_;
-  int phase_ = 0;
+  size_t phase_ = 0;
 };
 
+// phases: how many the body has at most.
 template <class F>
-void parallel(int threads, F&& body) {
-  Shared shared;
+void parallel(int threads, F&& body, int phases = PHASES) {
+  Shared shared(phases);
   if (threads <= 1) {
     const Numerics numerics;
     body(Team(0, 1, shared));

@@ -36,6 +36,27 @@ struct HrMlp {
   double eps;
 };
 
+// A whole model: embedding, layers, final norm, output layer.
+struct HrModel {
+  HrLinear embedding;
+  HrLinear head;
+  const HrAttention* const* attention;  // [layers]
+  const HrMlp* const* mlp;              // [layers]
+  const float* norm;                    // [hidden], a multiple of 16 of them
+  int64_t layers;
+  double eps;
+};
+
+// What a forward pass reads and writes besides the cache.
+struct HrTokens {
+  const int64_t* ids;        // [tokens of the step]
+  const int64_t* sample_at;  // [sampled] tokens whose logits are wanted; null: the first `sampled` ones
+  int64_t sampled;
+  void* hidden;   // [tokens][hidden] of the step's dtype
+  float* logits;  // [sampled][features of the head]
+  int64_t* best;  // [sampled], the first largest of each row's logits; the first NaN where there is one
+};
+
 // BatchLayout, cache and rotary table of one step; see kernels/layout.py.
 struct HrStep {
   const int32_t* query_start;

@@ -93,6 +93,8 @@ struct Workspace {
   ActivationBuffers middle;  // what output or down reads
   Buffer staging;            // middle before it is quantized
   Buffer projected;          // qkv; gate and up where they cannot be fused
+  Buffer embedded;           // embeddings, then what each block adds to the stream
+  Buffer stream;             // the residual stream
   Buffer partials;
   std::vector<Buffer> thread_scratch;
   std::vector<AttentionTask> attention;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from kernels.cpu.native import NativeOps
 from kernels.interface import Ops
-from kernels.layout import AttentionWeights, MlpWeights
+from kernels.layout import AttentionWeights, MlpWeights, ModelWeights
 from kernels.reference import ReferenceOps
 from tests.support.kernel_cases import Batch, make_batch, random_tensor, relative_error, rope_table
 
 ROWS = [(1, 20), (9, 25), (1, 3), (40, 40)]
 SHAPES = [(576, 9, 3, 64, 1536), (32, 4, 2, 8, 40), (100, 5, 5, 20, 72)]
+WORDS = 70
 Layers = list[tuple[AttentionWeights, MlpWeights]]
 
 
@@ -50,6 +52,22 @@ def _layers(
     return layers
 
 
+def _model(ops: Ops, count: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> ModelWeights:
+    table = random_tensor((WORDS, shape[0]), dtype, 7)
+    return ModelWeights(
+        embedding=ops.pack_embedding(table),
+        layers=_layers(ops, count, shape, dtype),
+        norm=random_tensor((shape[0],), dtype, 8),
+        eps=1e-5,
+        head=ops.pack_linear(random_tensor((WORDS, shape[0]), dtype, 9, shape[0] ** -0.5)),
+        dtype=dtype,
+    )
+
+
+def _token_ids(count: int, seed: int) -> Tensor:
+    return torch.randint(WORDS, (count,), generator=torch.Generator().manual_seed(seed))
+
+
 def _batch(shape: tuple[int, int, int, int, int], dtype: torch.dtype, rows: list[tuple[int, int]], count: int) -> Batch:
     _, heads, kv_heads, dim, _ = shape
     return make_batch(rows, dtype=dtype, heads=heads, kv_heads=kv_heads, head_dim=dim, layers=count)
@@ -78,31 +96,70 @@ def test_blocks_match_the_reference_chain(
         assert relative_error(got, wanted) < (3e-6 if dtype is torch.float32 else 2.5e-2)
 
 
+@pytest.mark.parametrize("sample_at", [None, [11, 0, 49], []], ids=["all", "some", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoder_is_the_chain_of_its_blocks(native: NativeOps, dtype: torch.dtype) -> None:
+def test_a_model_is_the_chain_of_its_operators(
+    native: NativeOps, dtype: torch.dtype, sample_at: list[int] | None
+) -> None:
     shape = SHAPES[0]
     batch = _batch(shape, dtype, ROWS, 3)
     rope = rope_table(64, 64)
-    layers = _layers(native, 3, shape, dtype)
-    x = random_tensor((batch.layout.num_tokens, shape[0]), dtype, 50)
+    weights, ids = _model(native, 3, shape, dtype), _token_ids(batch.layout.num_tokens, 50)
+    places = None if sample_at is None else torch.tensor(sample_at, dtype=torch.int64)
     twin = batch.twin_cache()
-    got = native.decoder(x.clone(), layers, native.begin(batch.layout, batch.cache, rope))
-    wanted = super(NativeOps, native).decoder(x.clone(), layers, native.begin(batch.layout, twin, rope))
+    got = native.forward(weights, ids, places, native.begin(batch.layout, batch.cache, rope))
+    wanted = super(NativeOps, native).forward(weights, ids, places, native.begin(batch.layout, twin, rope))
     for mine, other in zip(got, wanted, strict=True):
         assert torch.equal(mine, other)
+    assert got.logits.shape == (batch.layout.num_tokens if sample_at is None else len(sample_at), WORDS)
+
+
+@pytest.mark.parametrize("count", [1, 3, 15, 16, 17, 33, 70, 1000])
+def test_the_best_token_is_the_first_largest_and_nan_counts_as_that(native: NativeOps, count: int) -> None:
+    """Logits chosen through the head's bias: the hidden states add nothing."""
+    shape = SHAPES[0]
+    batch = _batch(shape, torch.float32, [(1, 1), (1, 2)], 1)
+    generator = torch.Generator().manual_seed(count)
+    cases = [torch.randn(count, generator=generator) for _ in range(4)]
+    cases += [torch.full((count,), value) for value in (0.0, -1.5, -torch.inf, torch.inf, torch.nan)]
+    for place in {0, count // 2, count - 1}:
+        for value in (torch.nan, torch.inf, 9.0):
+            cases.append(torch.randn(count, generator=generator))
+            cases[-1][place:] = torch.where(torch.arange(place, count) % 2 == place % 2, value, -torch.inf)
+    for bias in cases:
+        weights = dataclasses.replace(
+            _model(native, 1, shape, torch.float32), head=native.pack_linear(torch.zeros(count, shape[0]), bias)
+        )
+        step = native.begin(batch.layout, batch.cache, rope_table(64, 64))
+        got = native.forward(weights, _token_ids(2, 0), None, step)
+        torch.testing.assert_close(got.logits[0], bias, rtol=0, atol=0, equal_nan=True)
+        assert got.best.tolist() == [int(bias.numpy().argmax())] * 2
+
+
+def test_a_token_or_place_that_does_not_exist_is_refused(native: NativeOps) -> None:
+    shape = SHAPES[0]
+    batch = _batch(shape, torch.float32, [(1, 1), (1, 2)], 1)
+    weights, step = _model(native, 1, shape, torch.float32), native.begin(batch.layout, batch.cache, rope_table(64, 64))
+    for ids, places in (([0, WORDS], None), ([-1, 0], None), ([0, 1], [2]), ([0, 1], [-1])):
+        at = None if places is None else torch.tensor(places)
+        with pytest.raises(ValueError, match="token ids must lie between 0 and 69"):
+            native.forward(weights, torch.tensor(ids), at, step)
+    for ids in ([0], [0, 1, 2]):
+        with pytest.raises(ValueError, match="expected 2 token ids"):
+            native.forward(weights, torch.tensor(ids), None, step)
 
 
 def test_steps_of_growing_and_shrinking_batches_share_scratch(native: NativeOps) -> None:
     """Scratch memory of a bigger step must not leak into a smaller one."""
-    shape = SHAPES[2]
-    rope, reference = rope_table(20, 600), ReferenceOps()
+    shape = SHAPES[1]
+    rope, reference = rope_table(8, 600), ReferenceOps()
+    models = [(ops, _model(ops, 1, shape, torch.float32)) for ops in (native, reference)]
     for rows in ([(1, 5)], [(130, 300), (1, 600)], [(2, 2)], [(1, 599), (3, 3)], [(1, 1)]):
         batch = _batch(shape, torch.float32, rows, 1)
-        x = random_tensor((batch.layout.num_tokens, shape[0]), torch.float32, 50)
+        ids = _token_ids(batch.layout.num_tokens, 50)
         outputs = []
-        for ops, cache in ((native, batch.cache), (reference, batch.twin_cache())):
-            layers = _layers(ops, 1, shape, torch.float32)
-            outputs.append(ops.decoder(x.clone(), layers, ops.begin(batch.layout, cache, rope)))
+        for (ops, weights), cache in zip(models, (batch.cache, batch.twin_cache()), strict=True):
+            outputs.append(ops.forward(weights, ids, None, ops.begin(batch.layout, cache, rope)))
         for got, wanted in zip(*outputs, strict=True):
             assert relative_error(got, wanted) < 3e-6
 
@@ -111,12 +168,15 @@ def test_two_threads_may_share_an_op_table(native: NativeOps) -> None:
     """Two engines of one process on one model: each thread has its own scratch and its own cache."""
     shape = SHAPES[0]
     rope = rope_table(64, 64)
-    layers = _layers(native, 2, shape, torch.float32)
+    weights = _model(native, 2, shape, torch.float32)
 
     def outputs(seed: int) -> list[torch.Tensor]:
         batch = _batch(shape, torch.float32, ROWS, 2)
-        x = random_tensor((batch.layout.num_tokens, shape[0]), torch.float32, seed)
-        return [native.decoder(x.clone(), layers, native.begin(batch.layout, batch.cache, rope))[0] for _ in range(20)]
+        ids = _token_ids(batch.layout.num_tokens, seed)
+        step = native.begin
+        return [
+            native.forward(weights, ids, None, step(batch.layout, batch.cache, rope)).hidden.clone() for _ in range(20)
+        ]
 
     alone = [outputs(seed) for seed in (60, 61)]
     with ThreadPoolExecutor(2) as pool:

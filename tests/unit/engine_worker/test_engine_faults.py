@@ -12,6 +12,7 @@ import torch
 
 from engine_worker.models.base import LoadedModel
 from engine_worker.request import Request, TokenEvent
+from kernels.ops import ModelOutput
 from shared.errors import InvalidRequest
 from shared.params import SamplingParams
 from tests.support.engines import EngineRun, engine_for
@@ -30,14 +31,18 @@ class FragileModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, token_ids: torch.Tensor, layout: Any, kv_cache: Any) -> torch.Tensor:
+    def forward(
+        self, token_ids: torch.Tensor, layout: Any, kv_cache: Any, sample_at: torch.Tensor | None
+    ) -> ModelOutput:
         poisoned = token_ids == POISON
         if self._fault == "raise" and bool(poisoned.any()):
             raise RuntimeError("kernel fault")
         if self._fault == "always":
             raise RuntimeError("device lost")
-        hidden: torch.Tensor = self._model.forward(token_ids, layout, kv_cache)
-        return torch.where(poisoned[:, None], torch.nan, hidden)
+        output: ModelOutput = self._model.forward(token_ids, layout, kv_cache, sample_at)
+        odd = poisoned if sample_at is None else poisoned[sample_at]
+        logits = torch.where(odd[:, None], torch.nan, output.logits)
+        return ModelOutput(torch.where(poisoned[:, None], torch.nan, output.hidden), logits, logits.argmax(-1))
 
 
 def fragile(tiny: LoadedModel, fault: str, **config: Any) -> EngineRun:

@@ -20,7 +20,7 @@ def make_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, *rows: ScheduledRequest) -> list[SampledToken]:
-    return Sampler().sample(logits.clone(), list(rows))
+    return Sampler().sample(logits.clone(), logits.argmax(-1), list(rows))
 
 
 def token(logits: torch.Tensor, row: ScheduledRequest) -> int | None:
