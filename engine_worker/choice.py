@@ -68,7 +68,8 @@ class Choice:
         if event.embedding:
             self._new_embedding = float32_bytes(event.embedding)
         stopped = event.token_id is not None and self._take_token(event.token_id, event)
-        self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
+        if event.num_cached_tokens > self.cached_tokens:
+            self.cached_tokens = event.num_cached_tokens
         if event.exhausted:
             self._stop_reason = _NO_TOKEN_LEFT
         if not stopped and event.finish_reason is not None:
@@ -104,6 +105,7 @@ class Choice:
         """What is new since the last record, or None."""
         if not self.has_news:
             return None
+        reasoning = self.reasoning_tokens
         delta = Delta(
             index=self.index,
             token_ids=tuple(self._new_ids),
@@ -113,9 +115,9 @@ class Choice:
             stop_reason=self._stop_reason,
             prompt=tuple(self._new_scores),
             embedding=self._new_embedding,
-            reasoning=self.reasoning_tokens - self._told_reasoning,
+            reasoning=reasoning - self._told_reasoning,
         )
-        self._told_reasoning = self.reasoning_tokens
+        self._told_reasoning = reasoning
         self._new_ids, self._new_text, self._new_logprobs, self._new_scores = [], [], [], []
         self._new_embedding, self._new_end = b"", False
         return delta

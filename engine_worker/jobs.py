@@ -116,12 +116,17 @@ class Job:
         """Puts all that is new into one record; the last one carries the end. Returns how many tokens it took."""
         if self._sealed_end:
             return 0
-        deltas = tuple(delta for choice in self.choices if (delta := choice.pull()) is not None)
-        end = None if self.open_choices() else self._end()
+        deltas, taken, goes_on = [], 0, False
+        for choice in self.choices:
+            taken += choice.num_new
+            if (delta := choice.pull()) is not None:
+                deltas.append(delta)
+            goes_on = goes_on or choice.finish_reason is None
+        end = None if goes_on else self._end()
         if deltas or end is not None:
-            self.records.append(encode(Record(seq=len(self.records), deltas=deltas, end=end)))
+            self.records.append(encode(Record(len(self.records), tuple(deltas), end)))
         self._sealed_end = end is not None
-        return sum(len(delta.token_ids) for delta in deltas)
+        return taken
 
     def unsealed_tokens(self) -> int:
         """Tokens that are in no record yet."""
@@ -164,13 +169,14 @@ class Job:
         return [choice.engine_id for choice in still_open]
 
     def _commit(self, seq: int) -> Commit:
-        end = self._sealed_end and seq == len(self.records) - 1
-        usage = self.usage() if end else Usage()
+        if not self._sealed_end or seq < len(self.records) - 1:
+            return Commit(self.claim, seq, self.records[seq])
+        usage = self.usage()
         return Commit(
             claim=self.claim,
             seq=seq,
             payload=self.records[seq],
-            end=end,
+            end=True,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,

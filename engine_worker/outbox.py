@@ -64,6 +64,8 @@ class Outbox:
         self._prefixes = prefixes
         self._choices: dict[str, tuple[Job, Choice]] = {}
         self._dirty = {shard: asyncio.Event() for shard in queues}
+        self._news: dict[int, dict[str, None]] = {shard: {} for shard in queues}
+        """Ids of jobs that may have something to commit, in the order in which they got it."""
         self._settled = asyncio.Event()
         self.backlog = 0
         """Tokens that are in no record yet."""
@@ -96,15 +98,17 @@ class Outbox:
     def deliver(self, events: Sequence[TokenEvent]) -> None:
         """The events of one engine step. Those of jobs that are gone are ignored."""
         for event in events:
-            job, choice = self._choices.get(event.request_id, (None, None))
-            if job is None or choice is None:
+            known = self._choices.get(event.request_id)
+            if known is None:
                 continue
+            job, choice = known
             had = len(choice.output)
-            self._stop_engine(job.take(choice, event))
+            if needless := job.take(choice, event):
+                self._stop_engine(needless)
             self.backlog += len(choice.output) - had
             if choice.finish_reason is not None:
                 self._forget_ended(job)
-            self._dirty[shard_of(job.claim.rid)].set()
+            self._mark(job.claim.rid)
         self._update_pause()
 
     def cancel(self, rid: str) -> bool:
@@ -123,7 +127,7 @@ class Outbox:
     def touch(self, job: Job) -> None:
         """Something other than an event of the engine changed the job."""
         self._forget_ended(job)
-        self._dirty[shard_of(job.claim.rid)].set()
+        self._mark(job.claim.rid)
 
     def drop(self, rid: str, why: str) -> None:
         """Forgets a job that is no longer ours to finish and frees its blocks. Nothing is written."""
@@ -152,7 +156,8 @@ class Outbox:
                 if not backoff.failing:
                     log.warning("commit delayed", shard=shard, records=len(batch), reason=str(error))
                 await asyncio.sleep(backoff.next())
-                self._dirty[shard].set()  # the same records again: a lost reply is answered DUP
+                for item in batch:  # the same records again: a lost reply is answered DUP
+                    self._mark(item.claim.rid)
                 continue
             self.commit_seconds.observe(time.monotonic() - started)
             backoff.reset()
@@ -162,6 +167,8 @@ class Outbox:
         """Returns once everything delivered so far is committed (or its job dropped). The loops must be running."""
         for event in self._dirty.values():
             event.set()
+        for rid in self.jobs:
+            self._mark(rid)
         while any(event.is_set() for event in self._dirty.values()) or any(
             job.has_unsent() for job in self.jobs.values()
         ):
@@ -171,12 +178,18 @@ class Outbox:
     def _collect(self, shard: int) -> list[Commit]:
         """One record per request with news, plus what an earlier round could not commit."""
         batch: list[Commit] = []
-        for job in self.jobs_of(shard):
-            self.backlog -= job.seal()
-            batch += job.unsent(_MAX_BATCH - len(batch))
+        news = self._news[shard]
+        while news:
             if len(batch) >= _MAX_BATCH:
                 self._dirty[shard].set()
                 break
+            rid = next(iter(news))
+            job = self.jobs.get(rid)
+            if job is not None:
+                self.backlog -= job.seal()
+                batch += job.unsent(_MAX_BATCH - len(batch))
+            if len(batch) < _MAX_BATCH:
+                del news[rid]
         self._update_pause()
         return batch
 
@@ -193,10 +206,15 @@ class Outbox:
             elif reply.kind is ReplyKind.GAP:
                 log.warning("log went backwards, sending again", rid=item.claim.rid, seq=item.seq, next=reply.next)
                 job.acked = reply.next
-                self._dirty[shard_of(item.claim.rid)].set()
+                self._mark(item.claim.rid)
             else:
                 self.drop(item.claim.rid, reply.kind.name.lower())
         self._settled.set()
+
+    def _mark(self, rid: str) -> None:
+        shard = shard_of(rid)
+        self._news[shard][rid] = None
+        self._dirty[shard].set()
 
     def _finish(self, job: Job) -> None:
         del self.jobs[job.claim.rid]

@@ -9,6 +9,8 @@ import asyncio
 import os
 import sys
 
+import uvloop
+
 from engine_worker.logs import configure_logs
 from engine_worker.settings import SettingsError, read_settings
 from engine_worker.worker import EXIT_UNUSABLE, run_worker
@@ -26,4 +28,5 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return EXIT_UNUSABLE
     configure_logs(settings.log_level)
-    return asyncio.run(run_worker(settings))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_worker(settings))

@@ -1,13 +1,16 @@
-"""The nouns of the worker's side of the queue: what is read, held, appended and answered. Frozen."""
+"""The nouns of the worker's side of the queue: what is read, held, appended and answered. Frozen; those that are made
+for every token are structs, which cost a fifth of a dataclass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import msgspec
+
 from shared.messages import GenerateRequest
 
-__all__ = ["Acquired", "Claim", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
+__all__ = ["KINDS", "Acquired", "Claim", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
 
 
 class ReplyKind(IntEnum):
@@ -24,6 +27,10 @@ class ReplyKind(IntEnum):
     """It has its terminal record: drop it."""
     GONE = 5
     """No metadata: expired, or lost by Redis. Drop it; the pod restores what it still relays."""
+
+
+KINDS = tuple(ReplyKind)
+"""By number: calling the enum costs more than all else that is done with a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,7 @@ class Acquired:
     """Owners in a row, this one included, without a committed record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, gc=False):
     """One record to append. Token counts matter on the terminal record only: they go to ledger and fair share."""
 
     claim: Claim
@@ -84,8 +90,7 @@ class Commit:
     """Prompt tokens that needed no computing: they cost no fair share."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitReply:
+class CommitReply(msgspec.Struct, frozen=True, gc=False):
     kind: ReplyKind
     next: int
 

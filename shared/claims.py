@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 from shared import keys, scripts
 from shared.acquisition import Acquisition
-from shared.claim import Acquired, Claim, Commit, CommitReply, Entry, RenewReply, ReplyKind
+from shared.claim import KINDS, Acquired, Claim, Commit, CommitReply, Entry, RenewReply, ReplyKind
 from shared.held import HeldRequests
 from shared.messages import decode_request
 from shared.pending import PendingEntries
@@ -24,6 +24,7 @@ from shared.waiting import Room, WaitingEntries
 
 __all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
 
+_OVER = (ReplyKind.FENCED, ReplyKind.CLOSED, ReplyKind.GONE)
 _OWN_LIMIT = 1000
 _GONE_CONSUMER_MS = 600_000
 _SHY_LEASES = 10
@@ -59,7 +60,10 @@ class ClaimQueue:
         self._lease_ms = lease_ms
         self._retention_ms = retention_ms
         self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
-        self._loads = [keys.load_key(shard, model, klass) for klass in keys.CLASSES]
+        loads = [keys.load_key(shard, model, klass) for klass in keys.CLASSES]
+        self._names = [name for pair in zip(self._queues, loads, strict=True) for name in pair]
+        names = (keys.ledger_prefix, keys.request_prefix, keys.log_prefix, keys.channel_prefix)
+        self._commit_args: list[scripts.Arg] = [retention_ms, *(name(shard) for name in names)]
         self._held = HeldRequests() if held is None else held
         self._pending = PendingEntries(
             redis,
@@ -205,19 +209,17 @@ class ClaimQueue:
         """Appends and publishes records in one call, each checked against its owner, in the order given."""
         if not items:
             return []
-        names = [name for pair in zip(self._queues, self._loads, strict=True) for name in pair]
-        args: list[scripts.Arg] = [self._retention_ms, keys.ledger_prefix(self._shard)]
+        args = [*self._commit_args]
         for item in items:
-            rid = item.claim.rid
-            names += [keys.request_key(rid), keys.log_key(rid)]
-            klass = self._queues.index(item.claim.queue) + 1 if item.end else 0
-            args += [keys.channel_name(rid), self._owner(item.claim), item.seq, item.payload, klass]
-            args += [item.prompt_tokens, item.completion_tokens, item.cached_tokens]
-        flat = await scripts.COMMIT(self._redis, names, args)
-        replies = [CommitReply(ReplyKind(kind), seq) for kind, seq in zip(flat[::2], flat[1::2], strict=True)]
+            claim, ending = item.claim, ""
+            if item.end:
+                klass = self._queues.index(claim.queue) + 1
+                ending = f"{klass} {item.prompt_tokens} {item.completion_tokens} {item.cached_tokens}"
+            args += (claim.rid, self._owner(claim), item.seq, item.payload, ending)
+        flat = await scripts.COMMIT(self._redis, self._names, args)
+        replies = [CommitReply(KINDS[kind], seq) for kind, seq in zip(flat[::2], flat[1::2], strict=True)]
         for item, reply in zip(items, replies, strict=True):
-            done = item.end and reply.kind in (ReplyKind.OK, ReplyKind.DUP)
-            if done or reply.kind in (ReplyKind.FENCED, ReplyKind.CLOSED, ReplyKind.GONE):
+            if reply.kind in _OVER or (item.end and reply.kind is not ReplyKind.GAP):
                 self._drop(item.claim, reply.kind)
             elif reply.kind is not ReplyKind.GAP:
                 self._held.prove(item.claim.rid)
@@ -243,8 +245,7 @@ class ClaimQueue:
         """Gives requests back for another worker to continue at once; the try is not charged. Commit first."""
         if not claims:
             return
-        names = [name for pair in zip(self._queues, self._loads, strict=True) for name in pair]
-        names += [keys.request_key(claim.rid) for claim in claims]
+        names = [*self._names, *(keys.request_key(claim.rid) for claim in claims)]
         args: list[scripts.Arg] = [keys.control_channel(self._shard)]
         for claim in claims:
             args += [self._owner(claim), self._queues.index(claim.queue) + 1]

@@ -65,9 +65,10 @@ class HeldRequests:
 
     def prove(self, rid: str) -> None:
         """After a committed record."""
-        self._unproved.discard(rid)
-        self._suspects.discard(rid)
-        self._changed.set()
+        if rid in self._unproved or rid in self._suspects:  # not so for most tokens
+            self._unproved.discard(rid)
+            self._suspects.discard(rid)
+            self._changed.set()
 
     def drop(self, rid: str, epoch: int = 0) -> None:
         """Ended, fenced, handed back or gone: the acquisition `epoch`, not a newer one. 0 = a reservation."""

@@ -32,6 +32,7 @@ __all__ = [
     "bell_key",
     "blob_key",
     "channel_name",
+    "channel_prefix",
     "control_channel",
     "dead_key",
     "idempotency_key",
@@ -42,6 +43,7 @@ __all__ = [
     "load_key",
     "load_of_queue",
     "log_key",
+    "log_prefix",
     "model_key",
     "models_key",
     "new_rid",
@@ -216,12 +218,22 @@ def request_prefix(shard: int) -> str:
 
 def log_key(rid: str) -> str:
     """stream: record `seq` at id `<seq+1>-0`, field `d` = the msgpack record."""
-    return f"{_tag(shard_of(rid))}:log:{rid}"
+    return f"{log_prefix(shard_of(rid))}{rid}"
+
+
+def log_prefix(shard: int) -> str:
+    """What `log_key` of every request of a shard begins with."""
+    return f"{_tag(shard)}:log:"
 
 
 def channel_name(rid: str) -> str:
     """channel: the same msgpack records, as they are appended to the log."""
-    return f"{_tag(shard_of(rid))}:chan:{rid}"
+    return f"{channel_prefix(shard_of(rid))}{rid}"
+
+
+def channel_prefix(shard: int) -> str:
+    """What `channel_name` of every request of a shard begins with."""
+    return f"{_tag(shard)}:chan:"
 
 
 def control_channel(shard: int) -> str:

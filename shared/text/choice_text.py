@@ -33,6 +33,7 @@ class ChoiceText:
         self._stop: str | None = None
         self._exempt = min_tokens
         self._reasoning = ReasoningCounter(think)
+        self._thinks = bool(think)
 
     @property
     def stop(self) -> str | None:
@@ -48,8 +49,9 @@ class ChoiceText:
         """(text now free to show, stop string this token completed). Tokens after a stop are dropped: ("", stop)."""
         if self._stop is not None:
             return "", self._stop
-        text = self._detokenizer.push((token_id,))
-        self._reasoning.push(text)
+        text = self._detokenizer.push_one(token_id)
+        if self._thinks:
+            self._reasoning.push(text)
         if self._exempt > 0:
             self._exempt -= 1
             return text, None

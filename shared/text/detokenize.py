@@ -42,6 +42,11 @@ class Detokenizer:
         """The text these ids complete; "" while a character is unfinished."""
         return self._start(self._utf8.decode(b"".join(self._bytes(i) for i in ids if i not in self._skip)))
 
+    def push_one(self, token_id: int) -> str:
+        """The same for one id."""
+        text = self._utf8.decode(b"" if token_id in self._skip else self._bytes(token_id))
+        return self._start(text) if self._to_strip else text
+
     def flush(self) -> str:
         """The end of the text: an unfinished character becomes exactly one U+FFFD."""
         return self._start(self._utf8.decode(b"", final=True))
