@@ -33,7 +33,7 @@ class Sample:
     sent: float
     rid: str = ""
     arrivals: list[float] = field(default_factory=list)
-    """Of events with text."""
+    """Of events with tokens."""
     prompt_tokens: int = 0
     tokens: int = 0
     cached: int = 0
@@ -91,6 +91,7 @@ class Sender:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "return_token_ids": True,  # so that a token without text, a part of a character, is an event, too
             "user": tenant,
             "service_tier": "flex" if batch else "auto",
         }

@@ -1,9 +1,10 @@
-"""What batch work costs interactive requests and what it loses by them, on a machine whose step times are a formula.
+"""What batch work may cost interactive requests, and how much of it that leaves: the bound for `benchmarks.fairness`.
 
-The real scheduler under Poisson arrivals, in made-up time: minutes of load in a second, so that ways to plan a step can
-be compared without the noise of a machine. A step takes a fixed time, so much per generating row and per prompt token,
-and varies by 6 %. The defaults are near SmolLM2-135M in bfloat16 on two cores. Prints figures like those of
-`benchmarks.fairness --only classes`, and how long steps would have to be for 0.95 of the throughput.
+The real scheduler under Poisson arrivals, on a machine of made-up time: minutes of load in a second, without the noise
+of a machine. A step takes a fixed time, so much per generating row and per prompt token, and varies by 6 %; give what
+`benchmarks.fairness --only steps` measures, the defaults are SmolLM2-135M in bfloat16 on one thread. Prints the figures
+of `--only classes` for the scheduler as it is, then the most throughput that any one limit for batch rows, chosen with
+hindsight, allows while TTFT and inter-token p95 stay within 1.1 times.
 
     python -m benchmarks.classes_model [--load 0.5] [--step-ms 12.5] [--row-ms 0.9] [--prompt-token-ms 0.33]
 """
@@ -22,10 +23,13 @@ from engine_worker.cache.manager import CacheManager
 from engine_worker.config import EngineConfig
 from engine_worker.plan import BatchPlan
 from engine_worker.request import Klass
+from engine_worker.scheduling.cost import StepShape
+from engine_worker.scheduling.pace import Pace
 from engine_worker.scheduling.scheduler import Scheduler
 
 _NOISE, _HICCUPS, _HICCUP = 0.06, 0.01, 1.6
 """Spread of a step's time, and one step in a hundred that takes 1.6 times as long."""
+_ALLOWED = 1.1
 _WARM = 0.1
 """The first part of each run, which does not count."""
 
@@ -46,11 +50,11 @@ class Load:
 class Machine:
     """One engine without a model."""
 
-    def __init__(self, args: argparse.Namespace, seed: int) -> None:
+    def __init__(self, args: argparse.Namespace, seed: int, pace: Pace | None = None) -> None:
         self._args = args
         self._rng = random.Random(seed)
         config = EngineConfig(max_num_seqs=args.seats)
-        self._scheduler = Scheduler(config, CacheManager(100_000, 16, enable_prefix_caching=True), 8192)
+        self._scheduler = Scheduler(config, CacheManager(100_000, 16, enable_prefix_caching=True), 8192, pace)
         self._now = 0.0
         self._times: dict[str, tuple[Klass, list[float]]] = {}
         """Of every unfinished request: when it came, then its tokens."""
@@ -116,10 +120,44 @@ class Machine:
             self._seen.gaps += gaps[1:]
 
 
+class Limit(Pace):
+    """Batch rows fill steps up to a fixed time. They may have to keep out of steps with an interactive prompt, in which
+    the slowest gaps are."""
+
+    def __init__(self, seconds: float, *, beside_prompts: bool) -> None:
+        super().__init__()
+        self._seconds, self._beside_prompts = seconds, beside_prompts
+
+    def batch_limit(self, interactive: StepShape) -> float:
+        return 0.0 if interactive.pairs and not self._beside_prompts else self._seconds
+
+
+def ratios(calm: Load, busy: Load) -> tuple[float, float]:
+    """TTFT and inter-token p95 with batch work, times those without."""
+    return (
+        percentile(busy.ttft, 0.95) / percentile(calm.ttft, 0.95),
+        percentile(busy.gaps, 0.95) / percentile(calm.gaps, 0.95),
+    )
+
+
+def best_limit(args: argparse.Namespace, per_s: float, calm: Load) -> tuple[float, str]:
+    """Tokens a second of the best fixed limit that keeps both within 1.1 times, and which it is; interactive work alone
+    is always allowed."""
+    best = (calm.tokens / calm.seconds, "none")
+    itl = percentile(calm.gaps, 0.95)
+    for beside in (False, True):
+        for part in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.3, 1.6, 2.0):
+            busy = Machine(args, 2, Limit(part * itl, beside_prompts=beside)).run(per_s, True)
+            if max(ratios(calm, busy)) <= _ALLOWED:
+                where = "beside prompts, too" if beside else "not beside prompts"
+                best = max(best, (busy.tokens / busy.seconds, f"{part:.1f} times the ITL p95 without batch, {where}"))
+    return best
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", type=float, default=0.5, help="interactive requests, as a part of the capacity")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of made-up time in each run")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of made-up time in each run")
     parser.add_argument("--seats", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--output", type=int, default=32)
@@ -128,18 +166,17 @@ def main() -> None:
     parser.add_argument("--prompt-token-ms", type=float, default=0.33)
     args = parser.parse_args()
     alone = Machine(args, 1).run(0.0, True)
-    per_s = args.load * alone.tokens / alone.seconds / (args.prompt + args.output)
+    full = alone.tokens / alone.seconds
+    per_s = args.load * full / (args.prompt + args.output)
     calm, busy = Machine(args, 2).run(per_s, False), Machine(args, 2).run(per_s, True)
-    for name, before, after in (("TTFT", calm.ttft, busy.ttft), ("ITL", calm.gaps, busy.gaps)):
-        old, new = (percentile(values, 0.95) for values in (before, after))
-        print(f"{name} p95 without and beside batch work: {1e3 * old:.1f}, {1e3 * new:.1f} ms: {new / old:.2f} times; "
-              f"p50 {1e3 * percentile(before, 0.5):.1f}, {1e3 * percentile(after, 0.5):.1f} ms")  # fmt: skip
-    part = busy.tokens / busy.seconds / (alone.tokens / alone.seconds)
-    print(f"tokens/s: {part:.2f} of batch alone, with {per_s:.1f} interactive requests/s")
-    # A second of steps of mean length s holds 1/s fixed costs; what is left of it is the work of rows and prompts.
-    mean_alone, mean_busy = (1e3 * one.seconds / one.steps for one in (alone, busy))
-    needed = args.step_ms / (1 - 0.95 * (1 - args.step_ms / mean_alone))
-    print(f"mean step: batch alone {mean_alone:.1f}, together {mean_busy:.1f} ms; 0.95 would take {needed:.1f} ms")
+    ttft, itl = ratios(calm, busy)
+    print(f"{per_s:.1f} interactive requests/s; p95 without batch: TTFT {1e3 * percentile(calm.ttft, 0.95):.1f}, "
+          f"ITL {1e3 * percentile(calm.gaps, 0.95):.1f} ms")  # fmt: skip
+    part = busy.tokens / busy.seconds / full
+    print(f"as it is: TTFT {ttft:.2f}, ITL {itl:.2f} times; tokens/s {part:.2f} of batch alone")
+    most, which = best_limit(args, per_s, calm)
+    print(f"best fixed limit within {_ALLOWED} times: tokens/s {most / full:.2f} of batch alone ({which})")
+    print(f"interactive work alone: {calm.tokens / calm.seconds / full:.2f}")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 Share: tenants that stay below their share, alone and beside one that sends ten times its share; then all of them with a
 backlog. Classes: interactive requests alone and while batch work saturates the fleet; batch work alone. Bursts: many
-requests at once to idle workers. Prints the figures and exits with 1 when a target is missed. The model is a random
-tiny one unless named.
+requests at once to idle workers. Steps: what rows and prompts cost, client to client, for `benchmarks.classes_model`.
+Prints the figures and exits with 1 when a target is missed. The model is a random tiny one unless named; its steps take
+`--step-ms` whatever is in them, as on an accelerator.
 
     python -m benchmarks.fairness [--model tiny|default|DIR] [--workers 2] [--seats 16] [--seconds 20]
-                                  [--only classes|shares|bursts] [--dtype bfloat16]
+                                  [--only classes,shares,bursts,steps] [--dtype bfloat16]
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks._percentile import percentile
@@ -89,6 +91,24 @@ class Run:
                 done += 1
             return sender.samples, (time.monotonic() - start) / done
 
+    async def decodes(self, count: int) -> float:
+        """Median seconds between two tokens while so many streams run and none begins."""
+        async with Sender(self._base_url, self._model) as sender, asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(sender.send(QUIET[0], self._prompt(), 2 * self._args.output))
+        begun = max(one.arrivals[0] for one in sender.samples)
+        gaps = [b - a for one in sender.samples for a, b in pairwise(one.arrivals) if a > begun]
+        return percentile(gaps, 0.5)
+
+    async def prompt_token(self) -> float:
+        """Seconds that a token of a prompt adds to the time to first token."""
+        ttft: dict[int, list[float]] = {1: [], 4: []}
+        async with Sender(self._base_url, self._model) as sender:
+            for times in [1, 4] * 6:
+                prompt = random_prompt(self._rng, times * self._args.prompt)
+                ttft[times].append((await sender.send(QUIET[0], prompt, 1)).ttft)
+        return (percentile(ttft[4], 0.5) - percentile(ttft[1], 0.5)) / (3 * self._args.prompt)
+
     async def _closed(self, in_flight: dict[str, int]) -> list[Sample]:
         async with Sender(self._base_url, self._model) as sender, asyncio.TaskGroup() as group:
             until = time.monotonic() + self._args.seconds
@@ -150,10 +170,24 @@ async def measure_bursts(run: Run, args: argparse.Namespace) -> bool:
     return True
 
 
+async def measure_steps(run: Run, args: argparse.Namespace) -> bool:
+    """Nothing to be missed."""
+    counts = sorted({1, args.seats // 4, args.seats // 2, args.seats})
+    times = [min([await run.decodes(count) for _ in range(2)]) for count in counts]
+    print("decodes: " + ", ".join(f"{n} {1e3 * t:.1f} ms" for n, t in zip(counts, times, strict=True)))
+    print(f"a token of a prompt: {1e3 * await run.prompt_token():.3f} ms")
+    return True
+
+
 async def measure(base_url: str, model: str, args: argparse.Namespace) -> bool:
     """Whether every target was met."""
-    scenes = {"classes": measure_classes, "shares": measure_shares, "bursts": measure_bursts}
-    chosen = [scene for name, scene in scenes.items() if args.only in (None, name)]
+    scenes = {
+        "classes": measure_classes,
+        "shares": measure_shares,
+        "bursts": measure_bursts,
+        "steps": measure_steps,
+    }
+    chosen = [scenes[name] for name in (args.only or "classes,shares,bursts").split(",")]
     good = [await scene(Run(base_url, model, args), args) for scene in chosen]
     return all(good)
 
@@ -161,7 +195,7 @@ async def measure(base_url: str, model: str, args: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny (random), default (the real one), or a model directory")
-    parser.add_argument("--only", choices=["classes", "shares", "bursts"])
+    parser.add_argument("--only", help="of classes, shares, bursts and steps; several with commas")
     parser.add_argument("--dtype", help="of the worker, if not its usual one")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seats", type=int, default=16, help="sequences of one worker")

@@ -32,13 +32,13 @@ class Scheduler:
     step, and lose seats and blocks whenever an interactive request lacks either.
     """
 
-    def __init__(self, config: EngineConfig, cache: CacheManager, max_model_len: int) -> None:
+    def __init__(self, config: EngineConfig, cache: CacheManager, max_model_len: int, pace: Pace | None = None) -> None:
         self._cache = cache
         self._block_size = cache.block_size
         self._max_running = config.max_running
         self._budget = config.max_num_batched_tokens
         self._max_model_len = max_model_len
-        self._pace = Pace(config.target_itl_ms / 1000)
+        self._pace = pace or Pace(config.target_itl_ms / 1000)
         self._queues = Queues()
         self._step = 0
         self._shape = StepShape()
