@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import pytest
 
+from engine_worker.cache import prefix_index
 from engine_worker.models.base import LoadedModel
 from engine_worker.request import Request
 from tests.support.engines import EngineRun, engine_for
@@ -81,3 +83,23 @@ def test_a_prompt_that_comes_several_times_at_once_is_computed_once(tiny: Loaded
     # Five blocks; the last must be computed again, because its logits are needed.
     assert engine.stats().counters["computed_tokens"] == 80 + 7 * 16 + 8 * 3
     assert [run.end(r).num_cached_tokens for r in requests] == [0, *[64] * 7]
+
+
+@pytest.mark.parametrize("values", [1, 5])
+def test_hashes_that_collide_all_the_time_change_no_token(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, values: int
+) -> None:
+    """Prompts with common beginnings, other salts, a pool that preempts: only hits may be lost."""
+    answers = []
+    for hashes in (None, values):
+        if hashes is not None:
+            monkeypatch.setattr(prefix_index, "_digest", lambda data: bytes([zlib.crc32(data) % values]))
+        run = EngineRun(engine_for(tiny, num_blocks=40, max_num_batched_tokens=64, enable_prefix_caching=bool(hashes)))
+        requests = [
+            make_request([*range(20 * (i % 3)), *range(i, i + 30)], 12, seed=i, temperature=0.7, salt="x" * (i % 2))
+            for i in range(24)
+        ]
+        run.add(*requests)
+        run.finish()
+        answers.append([request.output_token_ids for request in requests])
+    assert answers[0] == answers[1]
