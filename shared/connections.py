@@ -7,7 +7,7 @@ want a time limit and retries, blocking reads neither, a subscription must never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -37,6 +37,7 @@ __all__ = [
     "command_client",
     "probing_client",
     "subscriber_client",
+    "together",
 ]
 
 REDIS_DOWN: tuple[type[Exception], ...] = (
@@ -94,9 +95,10 @@ _CONNECTIONS: dict[type, type] = {Connection: _Tcp, SSLConnection: _Tls, UnixDom
 
 
 class _Direct(Redis):
-    """Sends the commands that all waiting is for over a line of its own, and the others as redis-py does."""
+    """Sends what is asked all the time over a line of its own, and the other commands as redis-py does, which takes a
+    hundred calls for one."""
 
-    direct: ClassVar[frozenset[str]] = frozenset({"EVALSHA", "EVAL"})
+    direct: ClassVar[frozenset[str]] = frozenset({"EVALSHA", "EVAL", "GET", "SET", "SMEMBERS", "PEXPIRE", "SADD"})
 
     @cached_property
     def line(self) -> CommandLine:
@@ -104,11 +106,15 @@ class _Direct(Redis):
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] in self.direct:
-            reply = await self.line.ask(*args)
-            finish: Any = self.response_callbacks.get(args[0])
-            return reply if finish is None else finish(reply, **options)
+            return self._finished(args[0], await self.line.ask(*args), options)
         others: Any = super()
         return await others.execute_command(*args, **options)
+
+    def _finished(self, name: str, reply: Any, options: dict[str, Any]) -> Any:
+        """The reply in the form that the client's methods give."""
+        options.pop("keys", None)  # for a cache that we do not use
+        finish: Any = self.response_callbacks.get(name)
+        return reply if finish is None else finish(reply, **options)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         self.line.close()
@@ -118,7 +124,7 @@ class _Direct(Redis):
 class _Blocking(_Direct):
     """A read that nobody waits for any more ends with its connection."""
 
-    direct = frozenset({"BLPOP"})
+    direct = frozenset({"BLPOP", "PING"})
 
     @cached_property
     def line(self) -> CommandLine:
@@ -130,6 +136,17 @@ class _Blocking(_Direct):
         except asyncio.CancelledError:
             self.line.close()
             raise
+
+
+async def together(redis: Redis, *commands: Sequence[Any]) -> list[Any]:
+    """Replies of commands that are sent at once and run one after the other, each as the server gives it."""
+    if isinstance(redis, _Direct):
+        return await redis.line.ask_all(*commands)
+    async with redis.pipeline(transaction=False) as pipe:
+        for command in commands:
+            pipe.execute_command(*command)
+        replies: list[Any] = await pipe.execute()
+        return replies
 
 
 class UnfitServer(Exception):
@@ -174,7 +191,7 @@ def subscriber_client(url: str) -> Redis:
 
 def probing_client(url: str) -> Redis:
     """For PING alone, with its user's own time limit: no retries, so that an absence shows at once."""
-    return _bare_client(url)
+    return _bare_client(url, _Blocking)
 
 
 def _bare_client(url: str, kind: type[Redis] = Redis) -> Redis:

@@ -14,6 +14,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from shared import keys
+from shared.connections import together
 from shared.errors import ModelNotFound
 from shared.messages import ModelCard, WorkerCard, encode
 from shared.prefixes import unpack
@@ -51,7 +52,7 @@ async def publish_model(redis: Redis, card: ModelCard, tokenizer_json: bytes, ch
     for blob in (tokenizer_json, template):
         if blob:
             await redis.set(keys.blob_key(blob_id(blob)), blob, px=keys.BLOB_TTL_MS)
-    await _put_card(redis, keys.models_key(), card.name, keys.model_key(card.name), card, keys.MODEL_TTL_MS)
+    await together(redis, *_card(keys.models_key(), card.name, keys.model_key(card.name), card, keys.MODEL_TTL_MS))
 
 
 async def heartbeat(
@@ -63,13 +64,16 @@ async def heartbeat(
     them (FLUSHALL); False = some are lost and were not given: call publish_model.
     """
     name = worker_card.worker_id
-    await _put_card(redis, keys.workers_key(), name, keys.worker_key(name), worker_card, keys.WORKER_TTL_MS)
+    shas = [sha for sha in (model_card.tokenizer, model_card.chat_template) if sha] if model_card is not None else []
+    renewals = [("PEXPIRE", keys.blob_key(sha), keys.BLOB_TTL_MS) for sha in shas]
+    card = _card(keys.workers_key(), name, keys.worker_key(name), worker_card, keys.WORKER_TTL_MS)
+    *kept, _, _, _ = await together(redis, *renewals, *card)
     if model_card is None:
         return True
     given = {blob_id(blob): blob for blob in blobs} if blobs else {}
     complete = True
-    for sha in filter(None, (model_card.tokenizer, model_card.chat_template)):
-        if await redis.pexpire(keys.blob_key(sha), keys.BLOB_TTL_MS):
+    for sha, there in zip(shas, kept, strict=True):
+        if there:
             continue
         if sha in given:
             await redis.set(keys.blob_key(sha), given[sha], px=keys.BLOB_TTL_MS)
@@ -77,7 +81,7 @@ async def heartbeat(
             complete = False
     if complete:  # never a card whose tokenizer cannot be loaded
         name = model_card.name
-        await _put_card(redis, keys.models_key(), name, keys.model_key(name), model_card, keys.MODEL_TTL_MS)
+        await together(redis, *_card(keys.models_key(), name, keys.model_key(name), model_card, keys.MODEL_TTL_MS))
     return complete
 
 
@@ -119,12 +123,10 @@ async def load_blob(redis: Redis, sha: str) -> bytes:
     return bytes(blob)
 
 
-async def _put_card(redis: Redis, index: str, name: str, key: str, card: msgspec.Struct, ttl_ms: int) -> None:
-    async with redis.pipeline(transaction=False) as pipe:
-        pipe.set(key, encode(card), px=ttl_ms)
-        pipe.sadd(index, name)
-        pipe.pexpire(index, keys.BLOB_TTL_MS)
-        await pipe.execute()
+def _card(index: str, name: str, key: str, card: msgspec.Struct, ttl_ms: int) -> list[tuple[Any, ...]]:
+    """The commands that store a card and its name."""
+    index_ttl = ("PEXPIRE", index, keys.BLOB_TTL_MS)
+    return [("SET", key, encode(card), "PX", ttl_ms), ("SADD", index, name), index_ttl]
 
 
 async def _cards(redis: Redis, index: str, key_of: Any, decoder: msgspec.msgpack.Decoder[_CardT]) -> list[_CardT]:
@@ -132,8 +134,8 @@ async def _cards(redis: Redis, index: str, key_of: Any, decoder: msgspec.msgpack
     members: Any = await redis.smembers(index)
     names = sorted(name.decode() for name in members)
     cards: list[_CardT] = []
-    for name in names:
-        data: Any = await redis.get(key_of(name))
+    stored = await together(redis, *[("GET", key_of(name)) for name in names]) if names else []
+    for name, data in zip(names, stored, strict=True):
         if data is None:
             await redis.srem(index, name)
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -104,6 +104,15 @@ class CommandLine:
                 await asyncio.sleep(pause)
         return await self._ask(command)
 
+    async def ask_all(self, *commands: Sequence[Any]) -> list[Any]:
+        """The replies of commands sent at once, in order. Raises as `ask` does, the first error there is."""
+        for pause in self._pauses:
+            try:
+                return await self._ask_all(commands)
+            except (rx.ConnectionError, rx.TimeoutError):
+                await asyncio.sleep(pause)
+        return await self._ask_all(commands)
+
     def close(self) -> None:
         """Ends the connection; the next command makes another one."""
         if self._wire is not None:
@@ -116,12 +125,21 @@ class CommandLine:
         wire = self._wire
         if wire is None or wire.lost.done():
             wire = await self._connect()
+        return await self._sent(wire, command)
+
+    async def _ask_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        wire = self._wire
+        if wire is None or wire.lost.done():
+            wire = await self._connect()
+        return await asyncio.gather(*[self._sent(wire, command) for command in commands])
+
+    def _sent(self, wire: Wire, command: Sequence[Any]) -> asyncio.Future[Any]:
         wire.send(*command)
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.append((reply, self._ticks))
         if self._timer is None and self._limit is not None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        return await reply
+        return reply
 
     async def _connect(self) -> Wire:
         async with self._connecting:

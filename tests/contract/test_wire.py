@@ -10,7 +10,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as TooLate
 
-from shared.connections import blocking_client, command_client
+from shared.connections import blocking_client, command_client, together
 from shared.scripts import DEPTH
 from shared.wire import CommandLine
 from tests.support.redis_server import RedisServer
@@ -124,4 +124,17 @@ async def test_a_cancelled_blocking_read_ends_with_its_connection(redis: Redis, 
     await eventually(gone)
     await redis.rpush("bell", 1)
     assert await client.blpop(["bell"], timeout=5) == (b"bell", b"1")
+    await client.aclose()
+
+
+async def test_commands_sent_together_are_answered_in_order_and_their_error_is_raised(
+    redis: Redis, redis_url: str
+) -> None:
+    client = command_client(redis_url)
+    for asked in (client, redis):  # over a line, and by redis-py's own pipeline
+        replies = await together(asked, ("SET", "hr:x", "1", "PX", 60_000), ("GET", "hr:x"), ("SADD", "hr:x:s", "a"))
+        assert replies[1:] == [b"1", 1]
+        with pytest.raises(ResponseError):
+            await together(asked, ("GET", "hr:x"), ("SADD", "hr:x", "not a set"), ("GET", "hr:x"))
+        await redis.delete("hr:x", "hr:x:s")
     await client.aclose()

@@ -70,7 +70,7 @@ async def running_pod(redis_url: str, *, wait: bool = True, **settings: Any) -> 
                 await pod.ready()
             yield pod
         finally:
-            server.should_exit = True
+            server.end()
             await asyncio.wait_for(task, 15)
 
 
