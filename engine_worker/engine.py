@@ -120,6 +120,10 @@ class Engine:
         self._last_step_end = self._clock()
         return events
 
+    def get_ready(self) -> bool:
+        """See `SteppingEngine.get_ready`."""
+        return self._runner.get_ready()
+
     def stats(self) -> EngineStats:
         """Thread-safe as far as needed: numbers of one moment or the next."""
         batch_running, batch_waiting = self._scheduler.count("batch")

@@ -116,10 +116,15 @@ class EngineLoop:
             self._loop.call_soon_threadsafe(function, value)
 
     def _wait_for_work(self) -> bool:
-        """Blocks until a step can do something; False when the loop is to end."""
+        """Blocks until a step can do something; False when the loop is to end. Meanwhile prepares for what may come."""
+        while not self._may_go_on() and self._engine.get_ready():
+            pass
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping or (self._engine.has_work and not self._held_back()))
+            self._wake.wait_for(self._may_go_on)
         return not self._stopping
+
+    def _may_go_on(self) -> bool:
+        return self._stopping or (self._engine.has_work and not self._held_back())
 
     def _held_back(self) -> bool:
         return self._paused or self._handed_over - self._delivered >= _MAX_UNDELIVERED

@@ -38,7 +38,7 @@ class EngineStats:
 
 
 class SteppingEngine(Protocol):
-    """What the engine loop drives; all but `step` may be called from any thread."""
+    """What the engine loop drives; all but `step` and `get_ready` may be called from any thread."""
 
     @property
     def has_work(self) -> bool: ...
@@ -56,6 +56,9 @@ class SteppingEngine(Protocol):
 
         Raises only what no single request is to blame for: then the engine is done for.
         """
+
+    def get_ready(self) -> bool:
+        """A few milliseconds of what later steps would have to do, for when there is nothing else; False: all done."""
 
 
 class ServingEngine(SteppingEngine, Protocol):

@@ -207,7 +207,7 @@ def new_kv_cache(
     storage: torch.dtype | None = None,
 ) -> KVCache:
     """An empty cache for a model of `dtype`, all zeros, whose pages hold `storage`: a floating-point type or int8; None
-    takes `dtype`. On a CPU its pages take memory only once they are written."""
+    takes `dtype`. On a CPU its pages have no memory until they are written (or `populate` asks for it)."""
     storage = storage or dtype
     shape = (num_layers, 2, num_blocks, block_size, num_kv_heads)
     pages = _zeros((*shape, head_dim), storage, device)

@@ -29,6 +29,7 @@ from kernels.layout import (
     kv_cache_bytes,
     new_kv_cache,
 )
+from kernels.populate import populate
 from kernels.reference import ReferenceOps
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Step",
     "kv_cache_bytes",
     "new_kv_cache",
+    "populate",
     "select_backend",
     "will_compile",
 ]

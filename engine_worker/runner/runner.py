@@ -13,8 +13,11 @@ from engine_worker.models.base import Model
 from engine_worker.plan import ScheduledRequest
 from engine_worker.runner.input_batch import InputBatch
 from engine_worker.runner.measure import Measured, measure
+from kernels.ops import populate
 
 __all__ = ["Runner", "StepOutput"]
+
+_ALL = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,14 @@ class Runner:
     def __init__(self, model: Model, config: EngineConfig, num_blocks: int, max_request_tokens: int) -> None:
         self._model = model
         self.kv_cache = model.new_kv_cache(num_blocks, config.block_size)
+        self._promised = populate(self.kv_cache)
         self._inputs = InputBatch(
             config.max_running, config.max_num_batched_tokens, max_request_tokens, config.block_size, model.device
         )
+
+    def get_ready(self) -> bool:
+        """Gives another piece of the cache its memory; False: it has all of it."""
+        return next(self._promised, _ALL) is not _ALL
 
     def run(self, rows: Sequence[ScheduledRequest]) -> StepOutput:
         """Computes the rows' new tokens and writes their keys and values to the cache.

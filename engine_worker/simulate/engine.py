@@ -122,6 +122,10 @@ class SimulatedEngine:
         self._step_times = (started, self._clock())
         return events
 
+    def get_ready(self) -> bool:
+        """There is nothing to prepare."""
+        return False
+
     def stats(self) -> EngineStats:
         seated = self._seated
         with self._lock:

@@ -24,6 +24,13 @@ class CountingEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
+        self.left_to_prepare = 0
+        self.prepared_beside: list[bool] = []
+
+    def get_ready(self) -> bool:
+        self.prepared_beside.append(self.has_work)
+        self.left_to_prepare -= 1
+        return self.left_to_prepare > 0
 
     @property
     def has_work(self) -> bool:
@@ -50,6 +57,23 @@ class CountingEngine:
         events = [TokenEvent(request.request_id, request.output_token_ids[-1]) for request in self.running]
         self.running = [request for request in self.running if len(request.output_token_ids) < request.max_tokens]
         return events
+
+
+async def test_what_may_be_prepared_is_while_there_is_no_work() -> None:
+    engine, events = CountingEngine(), list[TokenEvent]()
+    engine.left_to_prepare = 1 << 60
+    loop = EngineLoop(engine, Faults())
+    loop.start(events.extend)
+    await eventually(lambda: len(engine.prepared_beside) > 10)
+    loop.add(make_request(request_id="a", max_tokens=5))
+    await eventually(lambda: len(events) == 5)
+    so_far = len(engine.prepared_beside)
+    await eventually(lambda: len(engine.prepared_beside) > so_far)
+    engine.left_to_prepare = 5
+    await eventually(lambda: engine.left_to_prepare == 0)
+    assert engine.prepared_beside.count(True) <= 1, "the request may arrive between the look for work and this one"
+    assert await loop.stop(5)
+    assert engine.left_to_prepare == 0
 
 
 async def test_events_arrive_in_order_and_the_engine_stays_on_its_thread() -> None:
