@@ -131,7 +131,7 @@ local function find_level(queue)
       if count > most then most, emptiest = count, seen[i] end
     end
   end
-  if #counts == 1 then return -math.huge end
+  if not emptiest then return -math.huge end -- nobody else has a seat to leave it to
   table.sort(counts, function(a, b) return a > b end)
   local waiting = redis.call('ZCARD', beside(queue, PART.wait))
   local left, slack = waiting, math.min(MOST_UNEVEN, waiting * UNEVEN)

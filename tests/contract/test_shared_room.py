@@ -22,12 +22,14 @@ _FAR = 4_000_000_000_000
 _far = itertools.count(_FAR)
 
 
-async def _submit_young(queue: RequestQueue, redis: Redis, count: int, klass: str = "interactive") -> list[str]:
+async def _submit_young(
+    queue: RequestQueue, redis: Redis, count: int, klass: str = "interactive", n: int = 1
+) -> list[str]:
     """Requests that stay young however slow the machine is: their entries are named after the far future."""
     name = keys.queue_key(0, "tiny", klass)
     last = await redis.xadd(name, {"rid": "none"}, id=f"{next(_far)}-0")
     await redis.xdel(name, last)  # the stream's next ids follow its last one
-    return [(await submit(queue, klass=klass)).rid for _ in range(count)]
+    return [(await submit(queue, klass=klass, n=n)).rid for _ in range(count)]
 
 
 async def _see_room(redis: Redis, **rooms: int) -> None:
@@ -132,6 +134,15 @@ async def test_alone_it_takes_all(queue: RequestQueue, make_worker: MakeWorker, 
     await _see_room(redis, full=0)
     rids = await _submit_young(queue, redis, 8)
     assert [entry.rid for entry in await worker.read(16, 0)] == rids
+
+
+async def test_nothing_is_left_to_workers_that_are_full_however_many_choices_it_has(
+    queue: RequestQueue, make_worker: MakeWorker, redis: Redis
+) -> None:
+    worker = await make_worker("here")
+    await _submit_young(queue, redis, 3, n=3)
+    await _see_room(redis, full=0)
+    assert len(await worker.read(9, 0)) == 3
 
 
 async def test_a_worker_that_was_not_seen_for_seconds_does_not_count(

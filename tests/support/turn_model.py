@@ -87,7 +87,7 @@ class TurnModel:
         self.without_turn.clear()
         self.indexed = {one.request.rid for queue in self.waiting.values() for one in queue}
         empty, left_some, taken = room, False, []
-        levels = [_level([empty, *others], self.num_waiting)]
+        levels = [_level(empty, others, self.num_waiting)]
         for rid in rids:
             assert rid not in self.given, "given twice"
             assert empty > 0, "no room was left"
@@ -96,14 +96,14 @@ class TurnModel:
             left_some |= passed_over
             if one.young:
                 assert not left_some, "one that came just now, after another was left to others"
-                assert not others or empty > min(levels)[0], "it is another worker's part"
+                assert empty > min(levels)[0], "it is another worker's part"
             taken.append((one.request, self._charge(one.request)))
             empty -= one.request.num_choices
-            levels.append(_level([max(0, empty), *others], self.num_waiting))
+            levels.append(_level(max(0, empty), others, self.num_waiting))
         if empty > 0 and self.num_waiting:
             free = [one for queue in self.waiting.values() for one in queue[:WINDOW] if not one.young]
             assert not free, "room was left, and requests wait that have waited long enough"
-            assert others, "left to others, and nobody else has been seen"
+            assert any(others), "left to others, and nobody else has a seat"
             assert empty <= max(upper for _, upper in levels), "left to others that have no more empty seats"
         return taken
 
@@ -132,15 +132,15 @@ class TurnModel:
         return cost
 
 
-def _level(seats: list[int], waiting: int) -> tuple[float, float]:
+def _level(here: int, others: Sequence[int], waiting: int) -> tuple[float, float]:
     """Between which two numbers lie the empty seats with which a worker still gets one of those that came just now.
 
     They are dealt out one by one, each to whoever has most seats then; who is here already may be ahead by an eighth
-    of them, two at most. In a backlog nobody waits for anybody.
+    of them, two at most. In a backlog nobody waits for anybody, and nobody for workers that are full.
     """
-    if waiting > sum(seats):
+    left = [here, *others]
+    if waiting > sum(left) or not any(others):
         return -1.0, -1.0
-    left = list(seats)
     for _ in range(waiting):
         left[left.index(max(left))] -= 1
     ahead = min(2.0, waiting / 8)
