@@ -179,15 +179,17 @@ async def measure_steps(run: Run, args: argparse.Namespace) -> bool:
     return True
 
 
+SCENES = {
+    "classes": measure_classes,
+    "shares": measure_shares,
+    "bursts": measure_bursts,
+    "steps": measure_steps,
+}
+
+
 async def measure(base_url: str, model: str, args: argparse.Namespace) -> bool:
     """Whether every target was met."""
-    scenes = {
-        "classes": measure_classes,
-        "shares": measure_shares,
-        "bursts": measure_bursts,
-        "steps": measure_steps,
-    }
-    chosen = [scenes[name] for name in (args.only or "classes,shares,bursts").split(",")]
+    chosen = [SCENES[name] for name in args.only.split(",")]
     good = [await scene(Run(base_url, model, args), args) for scene in chosen]
     return all(good)
 
@@ -195,7 +197,7 @@ async def measure(base_url: str, model: str, args: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny (random), default (the real one), or a model directory")
-    parser.add_argument("--only", help="of classes, shares, bursts and steps; several with commas")
+    parser.add_argument("--only", default="classes,shares,bursts", help=f"of {', '.join(SCENES)}; several with commas")
     parser.add_argument("--dtype", help="of the worker, if not its usual one")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seats", type=int, default=16, help="sequences of one worker")
@@ -210,6 +212,8 @@ def main() -> int:
         "--step-ms", type=int, default=40, help="least time of a step of the tiny model: no benchmark of the client"
     )
     args = parser.parse_args()
+    if unknown := set(args.only.split(",")) - SCENES.keys():
+        parser.error(f"--only {args.only}: unknown are {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder:
         named = {"tiny": str(make_tiny_llama(Path(folder) / "model")), "default": ""}
         model = named.get(args.model, args.model)
