@@ -6,20 +6,17 @@
 --       10 reserve: the last so many interactive choices are not for the shares named next (those that have many here)
 -- Reply {ms until a request is free that is kept for another worker; 0 = none is, then five for each: entry id, rid,
 --       class number, epoch (0 = still to be acquired), body of one that has begun}
--- Why   The stream knows arrival only. An entry leaves the order and enters the pending list here, in one call, so it
---       is never forgotten and never given to two. A request offered to another worker (its prefix is cached there) is
---       kept for that one while it has room and the time is not up. Entries that the order does not know (another
---       version's, or the index was lost) are put into it before anything is chosen. The same call sent again (its
---       reply was lost) gets the same answer. The reserve lets a share that wants little begin at once although
---       another one would fill every seat. Of requests that came just now the caller gets what levels the empty seats
---       of all workers: of many at once the first to wake would have all, and compute them while others stand idle.
---       A request that nobody has run, with nothing for acquire to find out, begins here: what acquire would do, but
---       without another call on the way to its first token.
+-- Why   The stream knows arrival only. An entry leaves the order and enters the pending list in one call, so it is
+--       never forgotten and never given to two. One offered to another worker (its prefix is cached there) is kept for
+--       that one while it has room and the time is not up. Entries that the order does not know (another version's, or
+--       the index was lost) are put into it first. The same call again (its reply was lost) gets the same answer. The
+--       reserve keeps one share from every seat. Of requests that came just now the caller gets what levels the empty
+--       seats of all workers. One with nothing for acquire to find out begins here, a call earlier.
 -- @include _order
 
 local seat, consumer, nonce, prefix, seats = KEYS[1], ARGV[1], ARGV[2], ARGV[5], ARGV[6]
-local instance, lease, begin = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
-local reserve, has_many, spared = tonumber(ARGV[10]), {}, false
+local instance, lease, begin, reserve = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local has_many, spared = {}, false
 for i = 11, #ARGV do has_many[ARGV[i]] = true end
 local now = redis_ms()
 local MOST, WINDOW, BLOCKED, PASSES = 32, 8, 32, 8
