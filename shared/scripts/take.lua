@@ -22,7 +22,6 @@ local now = redis_ms()
 local MOST, WINDOW, BLOCKED, PASSES = 32, 8, 32, 8
 local SHARED_MS, OTHERS, UNEVEN, MOST_UNEVEN = 30, 64, 1 / 8, 2
 local PAGE, SCAN_EVERY, SCAN_AGAIN, SEAT_FRESH = 100, 10000, 1000, 3000
-
 local last = redis.call('HMGET', seat, 'nonce', 'reply')
 if last[1] == nonce then
   local again = cmsgpack.unpack(last[2])
