@@ -126,10 +126,9 @@ def test_the_best_token_is_the_first_largest_and_nan_counts_as_that(native: Nati
         for value in (torch.nan, torch.inf, 9.0):
             cases.append(torch.randn(count, generator=generator))
             cases[-1][place:] = torch.where(torch.arange(place, count) % 2 == place % 2, value, -torch.inf)
+    model = _model(native, 1, shape, torch.float32)
     for bias in cases:
-        weights = dataclasses.replace(
-            _model(native, 1, shape, torch.float32), head=native.pack_linear(torch.zeros(count, shape[0]), bias)
-        )
+        weights = dataclasses.replace(model, head=native.pack_linear(torch.zeros(count, shape[0]), bias))
         step = native.begin(batch.layout, batch.cache, rope_table(64, 64))
         got = native.forward(weights, _token_ids(2, 0), None, step)
         torch.testing.assert_close(got.logits[0], bias, rtol=0, atol=0, equal_nan=True)
