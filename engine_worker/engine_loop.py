@@ -20,6 +20,8 @@ from engine_worker.request import Klass, Request, TokenEvent
 __all__ = ["EngineLoop"]
 
 _T = TypeVar("_T")
+_CALM_S = 2.0
+"""Seconds without work before the engine prepares for more: right after the start the pod still needs the cores."""
 _MAX_UNDELIVERED = 64
 """Steps whose events may wait for the asyncio thread before the engine waits for it."""
 
@@ -30,10 +32,11 @@ class EngineLoop:
     `failed` is done as soon as the thread ends: with the exception that ended it, or None after `stop`.
     """
 
-    def __init__(self, engine: SteppingEngine, faults: Faults) -> None:
+    def __init__(self, engine: SteppingEngine, faults: Faults, calm_s: float = _CALM_S) -> None:
         self._engine = engine
         self._deliver: Callable[[list[TokenEvent]], None] = _discard
         self._faults = faults
+        self._calm_s = calm_s
         self._loop = asyncio.get_running_loop()
         self._wake = threading.Condition()
         self._stopping = False
@@ -117,6 +120,9 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         """Blocks until a step can do something; False when the loop is to end. Meanwhile prepares for what may come."""
+        with self._wake:
+            if self._wake.wait_for(self._may_go_on, self._calm_s):
+                return not self._stopping
         while not self._may_go_on() and self._engine.get_ready():
             pass
         with self._wake:

@@ -62,7 +62,7 @@ class CountingEngine:
 async def test_what_may_be_prepared_is_while_there_is_no_work() -> None:
     engine, events = CountingEngine(), list[TokenEvent]()
     engine.left_to_prepare = 1 << 60
-    loop = EngineLoop(engine, Faults())
+    loop = EngineLoop(engine, Faults(), calm_s=0.05)
     loop.start(events.extend)
     await eventually(lambda: len(engine.prepared_beside) > 10)
     loop.add(make_request(request_id="a", max_tokens=5))
