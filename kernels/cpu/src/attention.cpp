@@ -102,8 +102,10 @@ float store_head(const T* x, int64_t dim, int8_t* to) {
   const float magnitude = max_lanes(largest) + sum_lanes(poison);
   const float inverse = magnitude > 0.0f ? 127.0f / magnitude : 0.0f;
   for (int64_t i = 0; i < dim; i += VL) {
-    const vi q = __builtin_convertvector(round_even(load_upto(x + i, dim - i) * inverse), vi);
-    for (int64_t lane = 0; lane < VL && i + lane < dim; ++lane) to[i + lane] = int8_t(q[lane]);
+    int8_t rounded[VL];
+    const bool whole = dim - i >= VL;
+    store_rounded(load_upto(x + i, dim - i) * inverse, whole ? to + i : rounded);
+    if (!whole) std::memcpy(to + i, rounded, dim - i);
   }
   return magnitude / 127.0f;
 }

@@ -85,9 +85,16 @@ inline vf load(const bf16* p) {
   return (vf)(__builtin_convertvector(load_as<vh>(p), vu) << 16);
 }
 
+// GCC 12 widens bytes one by one where it is not told the instruction.
 inline vf load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
   typedef int8_t vb __attribute__((vector_size(VL)));
   return __builtin_convertvector(__builtin_convertvector(load_as<vb>(p), vi), vf);
+#endif
 }
 
 inline void store(float* p, vf v) { store_as(p, v); }
