@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import hiredis
 from redis import exceptions as rx
@@ -18,6 +18,7 @@ from redis.asyncio import ConnectionPool
 
 __all__ = ["CommandLine", "Wire"]
 
+_T = TypeVar("_T")
 _TICK_S = 1.0
 _PAUSES_S = (0.02, 0.04, 0.08)
 """Before a command whose connection was lost is sent again."""
@@ -97,21 +98,11 @@ class CommandLine:
 
     async def ask(self, *command: Any) -> Any:
         """The reply. Raises it when it is an error, ConnectionError or TimeoutError when there is none."""
-        for pause in self._pauses:
-            try:
-                return await self._ask(command)
-            except (rx.ConnectionError, rx.TimeoutError):
-                await asyncio.sleep(pause)
-        return await self._ask(command)
+        return await self._persist(self._ask, command)
 
     async def ask_all(self, *commands: Sequence[Any]) -> list[Any]:
         """The replies of commands sent at once, in order. Raises as `ask` does, the first error there is."""
-        for pause in self._pauses:
-            try:
-                return await self._ask_all(commands)
-            except (rx.ConnectionError, rx.TimeoutError):
-                await asyncio.sleep(pause)
-        return await self._ask_all(commands)
+        return await self._persist(self._ask_all, commands)
 
     def close(self) -> None:
         """Ends the connection; the next command makes another one."""
@@ -121,16 +112,19 @@ class CommandLine:
             self._timer.cancel()
             self._timer = None
 
-    async def _ask(self, command: tuple[Any, ...]) -> Any:
-        wire = self._wire
-        if wire is None or wire.lost.done():
-            wire = await self._connect()
-        return await self._sent(wire, command)
+    async def _persist(self, attempt: Callable[[Sequence[Any]], Awaitable[_T]], what: Sequence[Any]) -> _T:
+        for pause in self._pauses:
+            try:
+                return await attempt(what)
+            except (rx.ConnectionError, rx.TimeoutError):
+                await asyncio.sleep(pause)
+        return await attempt(what)
+
+    async def _ask(self, command: Sequence[Any]) -> Any:
+        return await self._sent(await self._usable(), command)
 
     async def _ask_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        wire = self._wire
-        if wire is None or wire.lost.done():
-            wire = await self._connect()
+        wire = await self._usable()
         return await asyncio.gather(*[self._sent(wire, command) for command in commands])
 
     def _sent(self, wire: Wire, command: Sequence[Any]) -> asyncio.Future[Any]:
@@ -140,6 +134,10 @@ class CommandLine:
         if self._timer is None and self._limit is not None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         return reply
+
+    async def _usable(self) -> Wire:
+        wire = self._wire
+        return await self._connect() if wire is None or wire.lost.done() else wire
 
     async def _connect(self) -> Wire:
         async with self._connecting:

@@ -10,8 +10,8 @@
 --       never forgotten and never given to two. One offered to another worker (its prefix is cached there) is kept for
 --       that one while it has room and the time is not up. Entries that the order does not know (another version's, or
 --       the index was lost) are put into it first. The same call again (its reply was lost) gets the same answer. The
---       reserve keeps one share from every seat. Of requests that came just now the caller gets what levels the empty
---       seats of all workers. One with nothing for acquire to find out begins here, a call earlier.
+--       reserve keeps a share from filling every seat. Of requests that came just now the caller gets what levels all
+--       workers' empty seats. One with nothing for acquire to find out begins here, a call earlier.
 -- @include _order
 
 local seat, consumer, nonce, prefix, seats = KEYS[1], ARGV[1], ARGV[2], ARGV[5], ARGV[6]

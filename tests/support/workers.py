@@ -21,12 +21,23 @@ from engine_worker.loading import make_engine
 from engine_worker.models.base import LoadedModel
 from engine_worker.settings import WorkerSettings
 from engine_worker.worker import Worker
-from shared.connections import command_client
+from shared.claims import ClaimQueue
+from shared.connections import blocking_client, command_client
 from shared.messages import Delta, End, GenerateRequest, Record, WorkerCard, decode_record
 from shared.queue import RequestQueue
 from tests.support.wait import eventually
 
-__all__ = ["Answer", "RunningWorker", "ask", "finished", "read_answer", "running_worker", "submit", "until_logged"]
+__all__ = [
+    "Answer",
+    "RunningWorker",
+    "ask",
+    "finished",
+    "other_worker",
+    "read_answer",
+    "running_worker",
+    "submit",
+    "until_logged",
+]
 
 
 @dataclass
@@ -41,6 +52,20 @@ class RunningWorker:
         """Drains; the exit code."""
         self._stop.set()
         return await self.task
+
+
+@asynccontextmanager
+async def other_worker(redis_url: str, **changes: int) -> AsyncIterator[ClaimQueue]:
+    """The queue side of a second worker, without an engine."""
+    redis, blocking = command_client(redis_url), blocking_client(redis_url)
+    fields = {"lease_ms": 10_000, "max_tries": 2} | changes
+    queue = ClaimQueue(redis, blocking, consumer="other", model="tiny", **fields)
+    await queue.ensure_group()
+    try:
+        yield queue
+    finally:
+        await redis.aclose()
+        await blocking.aclose()
 
 
 @asynccontextmanager

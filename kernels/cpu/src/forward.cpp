@@ -24,8 +24,7 @@ void embed(Team& team, Workspace& ws, const HrLinear& table, const int64_t* ids,
 // Place of the first largest, or of the first NaN. Twice over the row, which the cache holds: what is looked for the
 // second time is one value.
 int64_t first_best(const float* row, int64_t count) {
-  vf largest[2] = {load_upto(row, count), load_upto(row, count)};
-  if (count < VL) largest[0] = largest[1] = splat(row[0]);
+  vf largest[2] = {splat(row[0]), splat(row[0])};
   vi nan = {};
   int64_t i = 0;
   for (; i + 2 * VL <= count; i += 2 * VL) {
@@ -35,17 +34,14 @@ int64_t first_best(const float* row, int64_t count) {
       largest[v] = x > largest[v] ? x : largest[v];
     }
   }
-  float best = row[0];
+  float best = max_lanes(vmax(largest[0], largest[1]));
   bool odd = any_lane(nan);
-  for (int v = 0; v < 2; ++v) {
-    for (int lane = 0; lane < VL; ++lane) best = largest[v][lane] > best ? largest[v][lane] : best;
-  }
   for (; i < count; ++i) {
     odd |= row[i] != row[i];
     best = row[i] > best ? row[i] : best;
   }
   i = 0;
-  if (odd || best != best) {
+  if (odd) {
     while (row[i] == row[i]) ++i;
     return i;
   }

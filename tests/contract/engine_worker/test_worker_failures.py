@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -16,30 +14,15 @@ from engine_worker.models.base import LoadedModel
 from engine_worker.request import Request, TokenEvent
 from engine_worker.worker import EXIT_ENGINE_FAILED, EXIT_ENGINE_HUNG, EXIT_OK
 from shared.claims import Acquired, ClaimQueue, Commit, ReplyKind
-from shared.connections import blocking_client, command_client
 from shared.messages import GenerateRequest
 from shared.params import SamplingParams, StopConditions
 from shared.queue import RequestQueue
 from shared.registry import list_models, list_workers
 from tests.support.records import again, make_request, token_record
 from tests.support.wait import eventually
-from tests.support.workers import ask, finished, read_answer, running_worker, submit, until_logged
+from tests.support.workers import ask, finished, other_worker, read_answer, running_worker, submit, until_logged
 
 SLOW = "step-delay-ms:10"
-
-
-@asynccontextmanager
-async def other_worker(redis_url: str, **changes: int) -> AsyncIterator[ClaimQueue]:
-    """The queue side of a second worker, without an engine."""
-    redis, blocking = command_client(redis_url), blocking_client(redis_url)
-    fields = {"lease_ms": 10_000, "max_tries": 2} | changes
-    queue = ClaimQueue(redis, blocking, consumer="other", model="tiny", **fields)
-    await queue.ensure_group()
-    try:
-        yield queue
-    finally:
-        await redis.aclose()
-        await blocking.aclose()
 
 
 async def take_one(queue: ClaimQueue) -> Acquired:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from redis.asyncio import Redis
 
@@ -13,11 +11,10 @@ from engine_worker.models.base import LoadedModel
 from engine_worker.request import TokenEvent
 from shared import keys
 from shared.claims import Acquired, ClaimQueue
-from shared.connections import blocking_client, command_client
 from shared.queue import RequestQueue
 from tests.support.records import again, make_request
 from tests.support.wait import eventually
-from tests.support.workers import ask, finished, read_answer, running_worker, submit
+from tests.support.workers import ask, finished, other_worker, read_answer, running_worker, submit
 
 BLOCK, BLOCKS = 16, 32
 POOL = BLOCK * BLOCKS
@@ -25,18 +22,6 @@ BYTES_A_TOKEN = 2 * 2 * 2 * 8 * 4
 """Keys and values of two layers with two heads of eight float32 each."""
 LEASE_MS = 600_000
 """Nothing is lost by silence here: what is taken over is taken from an owner that writes and renews."""
-
-
-@asynccontextmanager
-async def rival_of(redis_url: str) -> AsyncIterator[ClaimQueue]:
-    redis, blocking = command_client(redis_url), blocking_client(redis_url)
-    queue = ClaimQueue(redis, blocking, consumer="rival", model="tiny", lease_ms=LEASE_MS)
-    await queue.ensure_group()
-    try:
-        yield queue
-    finally:
-        await redis.aclose()
-        await blocking.aclose()
 
 
 async def take_over(redis: Redis, rival: ClaimQueue, count: int) -> list[Acquired]:
@@ -77,7 +62,10 @@ async def test_kv_09_fenced_requests_write_nothing_and_leave_the_whole_pool_to_o
     async with running_worker(redis_url, tiny):
         expected = {one.rid: (await ask(redis, again(one))).tokens() for one in (*crowd, whole)}
     pause, settings = Pause(), {"kv_cache_memory": POOL * BYTES_A_TOKEN, "lease_ms": LEASE_MS}
-    async with running_worker(redis_url, tiny, prepare=pause, **settings) as first, rival_of(redis_url) as rival:
+    async with (
+        running_worker(redis_url, tiny, prepare=pause, **settings) as first,
+        other_worker(redis_url, lease_ms=LEASE_MS) as rival,
+    ):
         pool = first.engine.stats
         assert pool().blocks_total == BLOCKS
         for one in crowd:
