@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._engine_run import make_request
+from benchmarks._engine_run import make_request, timed_step
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.loading.loader import load
@@ -30,7 +30,7 @@ def engine_round(engine: Engine, prompts: list[list[int]], output: int, run: int
         engine.add(make_request(f"{run}-{index}/0", prompt, output))
     tokens = 0
     while engine.has_work:
-        tokens += sum(event.token_id is not None for event in engine.step())
+        tokens += sum(event.token_id is not None for event in timed_step(engine))
     assert tokens == len(prompts) * output
     return tokens / (time.perf_counter() - start)
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._engine_run import make_request
+from benchmarks._engine_run import make_request, timed_step
 from benchmarks._serving.client import Client, Prompts
 from benchmarks._serving.scenarios import closed, single
 from benchmarks._serving.servers import Server
@@ -48,7 +48,7 @@ class InProcess:
             self._add(prompts.make(128), 128)
             first = 0.0
             while self._engine.has_work:
-                if any(event.token_id is not None for event in self._engine.step()) and not first:
+                if any(event.token_id is not None for event in timed_step(self._engine)) and not first:
                     first = time.perf_counter() - start
             times.append(first)
         return statistics.median(times)
@@ -61,7 +61,7 @@ class InProcess:
             left -= 1
             self._add(prompts.make(256), 128)
         while self._engine.has_work:
-            for event in self._engine.step():
+            for event in timed_step(self._engine):
                 tokens += event.token_id is not None
                 if event.finish_reason is not None and left > 0:
                     left -= 1

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks._engine_run import timed_step
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.engine_loop import EngineLoop
@@ -115,13 +116,13 @@ def inside(loaded: LoadedModel, running: int, params: SamplingParams, steps: int
     }
     fill(engine, running, params)
     for _ in range(20):
-        engine.step()
+        timed_step(engine)
     rounds = []
     for _ in range(min(steps, 400)):
         start = time.perf_counter()
         for timer in timers.values():
             timer.take()
-        events = engine.step()
+        events = timed_step(engine)
         taken = {name: timer.take() for name, timer in timers.items()}
         whole = time.perf_counter() - start - taken["nothing"]
         assert len(events) == running

@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 
+from benchmarks._engine_run import timed_step
 from engine_worker.config import EngineConfig
 from engine_worker.engine import Engine
 from engine_worker.models.base import LoadedModel
@@ -71,7 +72,7 @@ def _run(engine: Engine, loaded: LoadedModel, grammars: GrammarCompiler | None, 
     times = []
     while engine.has_work:
         started = time.perf_counter()
-        engine.step()
+        timed_step(engine)
         times.append(time.perf_counter() - started)
     return statistics.median(times[2:]) * 1000
 

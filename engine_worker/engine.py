@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from engine_worker.admission import check_request
 from engine_worker.cache.manager import CacheManager
@@ -37,7 +37,7 @@ class Engine:
     Raises ValueError when `config` does not fit the model (see EngineConfig).
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         num_blocks = config.count_blocks(config.block_size * loaded.config.kv_bytes_per_token())
         window = loaded.config.max_model_len
         cache = CacheManager(
@@ -51,7 +51,6 @@ class Engine:
         self._runner = Runner(loaded.model, config, num_blocks, self._scheduler.max_request_tokens())
         self._sampler = Sampler()
         self._vocab_size = loaded.config.vocab_size
-        self._clock = clock
         self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
         self._lock = threading.Lock()
         self._live: dict[str, Klass] = {}
@@ -62,6 +61,8 @@ class Engine:
         self._num_hopeless = 0
         self._last_step_start = 0.0
         self._last_step_end = 0.0
+        self._is_typical = False
+        """Whether the last step computed its plan, in one go."""
         self._counters = dict.fromkeys(("prompt_tokens", "generation_tokens", "computed_tokens"), 0)
 
     def max_request_tokens(self) -> int:
@@ -103,22 +104,24 @@ class Engine:
             return left
         return min(left - self._num_live["batch"], 0 if self._scheduler.num_held_back else left)
 
-    def step(self, began: float = 0.0) -> list[TokenEvent]:
-        """One pass of the loop. Raises only what no single request is to blame for: then this engine is done for.
-
-        `began`: when the caller began with it, by the engine's clock; 0: now. Later plans go by what it took.
-        """
-        self._last_step_start = began or self._clock()
+    def step(self) -> list[TokenEvent]:
+        """One pass of the loop. Raises only what no single request is to blame for: then this engine is done for."""
+        self._last_step_start = time.monotonic()
         events = self._take_inbox()
         plan = self._scheduler.schedule()
         if plan is not None:
             outcomes = run_isolated(plan.rows, self._compute)
             self._check_health(outcomes)
             events += self._apply(plan, outcomes)
-            if not any(isinstance(outcome, RowFailure) for outcome in outcomes):
-                self._scheduler.took(self._clock() - self._last_step_start)
-        self._last_step_end = self._clock()
+            self._is_typical = not any(isinstance(outcome, RowFailure) for outcome in outcomes)
+        self._last_step_end = time.monotonic()
         return events
+
+    def took(self, seconds: float) -> None:
+        """The last step took so long, for whoever runs it: later plans go by that. Without it nothing bounds them."""
+        if self._is_typical:
+            self._is_typical = False
+            self._scheduler.took(seconds)
 
     def get_ready(self) -> bool:
         """See `SteppingEngine.get_ready`."""

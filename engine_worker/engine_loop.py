@@ -102,7 +102,8 @@ class EngineLoop:
             while self._wait_for_work():
                 self._step_started = began = time.monotonic()
                 self._faults.before_step()
-                events = self._engine.step(began)
+                events = self._engine.step()
+                self._engine.took(time.monotonic() - began)
                 self._faults.after_step()
                 self.steps += 1
                 self._step_started = None

@@ -38,7 +38,7 @@ class EngineStats:
 
 
 class SteppingEngine(Protocol):
-    """What the engine loop drives; all but `step` and `get_ready` may be called from any thread."""
+    """What the engine loop drives; all but `step`, `took` and `get_ready` may be called from any thread."""
 
     @property
     def has_work(self) -> bool: ...
@@ -51,11 +51,11 @@ class SteppingEngine(Protocol):
     def free_seats(self, klass: Klass) -> int:
         """How many more requests of this class would run at once if they came now; negative: so many wait."""
 
-    def step(self, began: float = 0.0) -> list[TokenEvent]:
-        """One pass, which began at `began` (seconds of `time.monotonic()`, 0: now).
+    def step(self) -> list[TokenEvent]:
+        """One pass. Raises only what no single request is to blame for: then the engine is done for."""
 
-        Raises only what no single request is to blame for: then the engine is done for.
-        """
+    def took(self, seconds: float) -> None:
+        """The last step took so long: later ones may be planned by it."""
 
     def get_ready(self) -> bool:
         """A few milliseconds of what later steps would have to do, for when there is nothing else; False: all done."""

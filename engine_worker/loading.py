@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import structlog
 import torch
@@ -63,9 +62,7 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
     return make_engine(settings, loaded)
 
 
-def make_engine(
-    settings: WorkerSettings, loaded: LoadedModel, clock: Callable[[], float] = time.monotonic
-) -> WarmEngine:
+def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
     """A warm engine of a loaded model. Raises ValueError for a tokenizer that cannot be decoded token by token."""
     token_bytes = TokenBytes.from_tokenizer_json(loaded.tokenizer_json)
     engine = Engine(
@@ -79,7 +76,6 @@ def make_engine(
             enable_prefix_caching=settings.enable_prefix_caching,
             target_itl_ms=settings.target_itl_ms,
         ),
-        clock,
     )
     _warm_up(engine)
     card = _model_card(settings, loaded, engine)
@@ -96,7 +92,10 @@ def _grammars(loaded: LoadedModel, token_bytes: TokenBytes) -> GrammarCompiler |
 
 
 def _warm_up(engine: Engine) -> None:
-    """First steps allocate and choose kernels; no client should wait for that. Raises RuntimeError when they fail."""
+    """First steps allocate and choose kernels: no client should wait for that, and nobody learns from how long it took.
+
+    Raises RuntimeError when they fail.
+    """
     tokens = min(2, engine.max_request_tokens() - 1)
     # Of class batch: after an interactive one batch work is kept short for a while, in case another comes.
     request = Request(

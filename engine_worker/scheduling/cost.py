@@ -21,12 +21,14 @@ _KINDS = 64
 _TIMES = 5
 """Last times kept of each kind; their median counts."""
 _REFIT_EVERY = 32
-_SWEEPS = 20
 _DRIFT_RATE = 0.1
 _DRIFT_LIMITS = (0.5, 2.0)
 _LEAST_TRUSTED = 64
-_OUTLIER = 2.0
-_MISTRUST = 0.9
+_TOLERANCE = 0.1
+"""Relative error of a kind up to which it is believed in full."""
+_REWEIGHTINGS = 3
+_RIDGE = 1e-3
+"""How firmly coefficients stay where they are that the steps seen do not tell apart."""
 
 
 @dataclass(slots=True)
@@ -126,21 +128,46 @@ class StepCost:
         return sum(map(float.__mul__, self._coefficients, features))
 
     def _fit(self) -> None:
-        """Least squares of the relative error under non-negative coefficients, by coordinate descent from the last."""
-        medians = [sorted(times)[len(times) // 2] for times in self._kinds.values()]
-        rows = np.array([features for _, features in medians]) / np.array([[seconds] for seconds, _ in medians])
-        self._descend(rows, rows)
-        # A first touch of memory, or another program: what took more than twice its prediction hardly counts.
-        if (outliers := rows @ np.array(self._coefficients) < 1 / _OUTLIER).any():
-            self._descend(rows, np.where(outliers[:, None], 1 - _MISTRUST, 1.0) * rows)
+        """Least squares under non-negative coefficients.
 
-    def _descend(self, rows: NDArray[np.float64], weighted: NDArray[np.float64]) -> None:
-        gram = (weighted.T @ rows).tolist()
-        target = weighted.sum(0).tolist()
-        values = self._coefficients
-        for _ in range(_SWEEPS):
-            for j, line in enumerate(gram):
-                # With nothing seen of it yet, a coefficient stays where it is.
-                if line[j] > 0:
-                    slope = target[j] - sum(map(float.__mul__, line, values))
-                    values[j] = max(0.0, values[j] + slope / line[j])
+        An error is relative to what was measured or predicted, whichever is more. A kind counts as often as it was
+        seen, up to `_TIMES`; one that the others contradict pulls no harder than one which is `_TOLERANCE` off
+        (Huber's weights): a first touch of memory, another program, a step that had nothing to do. The first of the
+        weighted solutions goes by absolute errors below the median: short steps cannot make themselves the yardstick.
+        """
+        medians = [sorted(times)[len(times) // 2] for times in self._kinds.values()]
+        seconds = np.array([seconds for seconds, _ in medians])
+        features = np.array([features for _, features in medians])
+        seen = np.array([len(times) for times in self._kinds.values()]) / _TIMES
+        if not any(self._coefficients):
+            self._coefficients[0] = float(np.median(seconds))  # until there is more, any step takes as long
+        last = np.array(self._coefficients)
+        scale, belief = np.maximum(seconds, np.median(seconds)), np.ones_like(seconds)
+        for _ in range(_REWEIGHTINGS):
+            weights = seen * belief / scale**2
+            gram = features.T @ (weights[:, None] * features)
+            self._coefficients = _solve(gram, features.T @ (weights * seconds), last)
+            predicted = features @ np.array(self._coefficients)
+            scale = np.maximum(seconds, predicted)
+            belief = np.minimum(1.0, _TOLERANCE / np.maximum(np.abs(predicted - seconds) / scale, 1e-9))
+
+
+def _solve(gram: NDArray[np.float64], target: NDArray[np.float64], last: NDArray[np.float64]) -> list[float]:
+    """Non-negative x with gram @ x about target; what that leaves open, or was never seen, stays as in `last`.
+
+    Leaves out whatever would be negative, the worst first: at most one solution of six unknowns for each.
+    """
+    ridge = _RIDGE * gram.diagonal()
+    target = target + ridge * last
+    gram = gram + np.diag(ridge)
+    values = last.copy()
+    used = np.flatnonzero(ridge > 0)
+    values[used] = 0.0
+    while used.size:
+        solution = np.linalg.solve(gram[np.ix_(used, used)], target[used])
+        worst = int(solution.argmin())
+        if solution[worst] >= 0:
+            values[used] = solution
+            break
+        used = np.delete(used, worst)
+    return [float(value) for value in values]

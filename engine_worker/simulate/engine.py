@@ -110,9 +110,9 @@ class SimulatedEngine:
             before = sum(klass == "batch" or other == "interactive" for other in self._live.values())
         return self._max_running - before
 
-    def step(self, began: float = 0.0) -> list[TokenEvent]:
+    def step(self) -> list[TokenEvent]:
         """What is due; when nothing is, waits a little and returns nothing."""
-        started = began or self._clock()
+        started = self._clock()
         self._step_times = (started, self._step_times[1])
         self._arrived.clear()
         events = self._take_inbox()
@@ -121,6 +121,9 @@ class SimulatedEngine:
             self._wait(self._idle_time(started))
         self._step_times = (started, self._clock())
         return events
+
+    def took(self, seconds: float) -> None:
+        """Nothing is planned by it."""
 
     def get_ready(self) -> bool:
         """There is nothing to prepare."""

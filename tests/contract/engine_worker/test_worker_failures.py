@@ -183,10 +183,10 @@ async def test_rd_30_a_broken_engine_ends_the_process_and_hands_back_only_what_m
             added.append(request)
             add(request)
 
-        def fail(began: float = 0.0) -> list[TokenEvent]:
+        def fail() -> list[TokenEvent]:
             if len(added) > 1:
                 raise RuntimeError("device lost")
-            return step(began)
+            return step()
 
         engine.add, engine.step = count, fail  # type: ignore[method-assign]
 

@@ -45,11 +45,11 @@ class Pause:
     def __call__(self, engine: Engine) -> None:
         step = engine.step
 
-        def held(began: float = 0.0) -> list[TokenEvent]:
+        def held() -> list[TokenEvent]:
             if engine.stats().blocks_used == BLOCKS:
                 self.full.set()
                 assert self.go_on.wait(20)
-            return step(began)
+            return step()
 
         engine.step = held  # type: ignore[method-assign]
 

@@ -40,6 +40,32 @@ def test_after_a_while_predictions_are_near_the_truth_although_some_steps_are_sl
         assert cost.predict(shape) == pytest.approx(machine(shape), rel=0.35)
 
 
+@pytest.mark.parametrize("odd_s", [0.4, 0.065, 0.0004])
+def test_a_few_odd_steps_of_kinds_that_never_come_back_do_not_make_rows_look_dear(odd_s: float) -> None:
+    """First touches of memory, or steps that had nothing to do, on a machine that takes 40 ms for anything."""
+    rng = random.Random(5)
+    cost = StepCost()
+    for prompts in (1, 2):
+        odd = StepShape()
+        for _ in range(prompts):
+            odd.add(0, 64, samples=True)
+        cost.learn(odd, odd_s)
+    for number in range(300):
+        shape = StepShape()
+        for _ in range(rng.randint(3, 16)):
+            shape.add(rng.randint(64, 96), 1, samples=True)
+        if number % 3 == 0:
+            shape.add(0, 64, samples=True)
+        cost.learn(shape, rng.uniform(0.040, 0.042))
+    few, many = StepShape(), StepShape()
+    few.add(80, 1, samples=True)
+    for _ in range(16):
+        many.add(80, 1, samples=True)
+    many.add(0, 64, samples=True)
+    assert cost.predict(few) == pytest.approx(0.041, rel=0.05)
+    assert cost.predict(many) == pytest.approx(0.041, rel=0.05)
+
+
 def test_nothing_is_known_before_the_first_step() -> None:
     cost = StepCost()
     assert not cost.known
