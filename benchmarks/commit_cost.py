@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 
 from headrace.embedded import EmbeddedServer, ping
 from shared.channel import Subscriber
-from shared.claims import Acquired, ClaimQueue, Commit, ReplyKind
+from shared.claims import Acquired, ClaimQueue, Commit, Consumer, ReplyKind
 from shared.connections import blocking_client, check_server, command_client
 from shared.keys import channel_name, new_rid
 from shared.messages import Delta, End, GenerateRequest, Record, Usage, encode
@@ -59,7 +59,7 @@ class Bench:
         self._redis = redis
         self._queue = RequestQueue(redis)
         self._subscriber = subscriber
-        self._worker = ClaimQueue(redis, blocking, consumer="benchmark", model=MODEL)
+        self._worker = ClaimQueue(redis, blocking, Consumer("benchmark", MODEL))
 
     async def begin(self, count: int, stack: AsyncExitStack) -> list[Acquired]:
         """`count` requests, acquired, each with a listener until `stack` ends."""

@@ -35,7 +35,7 @@ from engine_worker.validation import ServedModel
 from engine_worker.waiting import REDIS_TROUBLE, Backoff
 from engine_worker.warm import WarmEngine
 from shared.channel import Subscriber
-from shared.claims import ClaimQueue
+from shared.claims import ClaimQueue, Consumer
 from shared.connections import UnfitServer, blocking_client, command_client
 from shared.held import HeldRequests
 from shared.messages import WorkerCard
@@ -182,17 +182,15 @@ class Worker:
         settings = self._settings
         blocking = blocking_client(settings.redis_url)
         stack.push_async_callback(close_quietly, blocking)
-        return ClaimQueue(
-            self._redis,
-            blocking,
-            consumer=settings.worker_id,
-            model=self._warm.card.name,
-            shard=shard,
+        consumer = Consumer(
+            settings.worker_id,
+            self._warm.card.name,
+            shard,
             lease_ms=settings.lease_ms,
-            retention_ms=settings.retention_ms,
             max_tries=settings.max_tries,
-            held=held,
+            retention_ms=settings.retention_ms,
         )
+        return ClaimQueue(self._redis, blocking, consumer, held)
 
     def _spawn(self, *loops: Callable[[int], Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(loop(shard), name=loop.__name__) for loop in loops for shard in self._queues]

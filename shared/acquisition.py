@@ -11,7 +11,7 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from shared import keys, scripts
-from shared.claim import Entry
+from shared.claim import Consumer, Entry
 
 __all__ = ["Acquisition", "Begun"]
 
@@ -28,14 +28,12 @@ class Begun(NamedTuple):
 
 
 class Acquisition:
-    """For one consumer of one shard; `instance` is the mark of its process."""
+    """For one consumer."""
 
-    def __init__(
-        self, redis: Redis, *, consumer: str, instance: str, lease_ms: int, max_tries: int, retention_ms: int
-    ) -> None:
+    def __init__(self, redis: Redis, consumer: Consumer) -> None:
         self._redis = redis
-        self._who = (consumer, instance)
-        self._limits = (lease_ms, max_tries, retention_ms)
+        self._who = (consumer.name, consumer.mark)
+        self._limits = (consumer.lease_ms, consumer.max_tries, consumer.retention_ms)
 
     async def __call__(self, entry: Entry) -> Begun | None:
         """None for one that is not to be run here."""

@@ -3,14 +3,16 @@ for every token are structs, which cost a fifth of a dataclass."""
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import msgspec
 
+from shared import keys
 from shared.messages import GenerateRequest
 
-__all__ = ["KINDS", "Acquired", "Claim", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
+__all__ = ["KINDS", "Acquired", "Claim", "Commit", "CommitReply", "Consumer", "Entry", "RenewReply", "ReplyKind"]
 
 
 class ReplyKind(IntEnum):
@@ -31,6 +33,28 @@ class ReplyKind(IntEnum):
 
 KINDS = tuple(ReplyKind)
 """By number: calling the enum costs more than all else that is done with a reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One worker process as one model's queues in one shard know it, and the terms on which it takes their requests."""
+
+    name: str
+    """Unique among living processes; a restarted process may use its predecessor's."""
+    model: str
+    shard: int = 0
+    lease_ms: int = 10_000
+    max_tries: int = 2
+    """Owners in a row that may vanish without a record."""
+    retention_ms: int = keys.RETENTION_MS
+    """How long an ended request stays readable."""
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Of the process: tells it from others of its name. "" is no process."""
+
+    @property
+    def queues(self) -> list[str]:
+        """In the order of `keys.CLASSES`."""
+        return [keys.queue_key(self.shard, self.model, klass) for klass in keys.CLASSES]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ checks the epoch of every write. Nobody else in a worker touches the pending lis
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 import msgspec
@@ -15,14 +14,14 @@ from redis.exceptions import ResponseError
 
 from shared import keys, scripts
 from shared.acquisition import Acquisition
-from shared.claim import KINDS, Acquired, Claim, Commit, CommitReply, Entry, RenewReply, ReplyKind
+from shared.claim import KINDS, Acquired, Claim, Commit, CommitReply, Consumer, Entry, RenewReply, ReplyKind
 from shared.held import HeldRequests
 from shared.messages import decode_request
 from shared.pending import PendingEntries
 from shared.queue import read_whole_log
 from shared.waiting import Room, WaitingEntries
 
-__all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Entry", "RenewReply", "ReplyKind"]
+__all__ = ["Acquired", "Claim", "ClaimQueue", "Commit", "CommitReply", "Consumer", "Entry", "RenewReply", "ReplyKind"]
 
 _OVER = (ReplyKind.FENCED, ReplyKind.CLOSED, ReplyKind.GONE)
 _OWN_LIMIT = 1000
@@ -34,64 +33,25 @@ _BETWEEN_SUSPECTS = 8
 
 
 class ClaimQueue:
-    """One worker process's view of one model's queues in one shard. Use it from one event loop.
+    """One consumer's view of its queues. Use it from one event loop.
 
-    `consumer` is unique among living processes; a restarted process may use its predecessor's. `blocking_redis` is for
-    blocking reads only. The queues of all shards of a process share one `held`, for a suspect to be alone there.
+    `blocking_redis` is for blocking reads only. The queues of all shards of a process share one `held`, for a suspect
+    to be alone there.
     """
 
     def __init__(
-        self,
-        redis: Redis,
-        blocking_redis: Redis,
-        *,
-        consumer: str,
-        model: str,
-        shard: int = 0,
-        lease_ms: int = 10_000,
-        retention_ms: int = keys.RETENTION_MS,
-        max_tries: int = 2,
-        held: HeldRequests | None = None,
+        self, redis: Redis, blocking_redis: Redis, consumer: Consumer, held: HeldRequests | None = None
     ) -> None:
         self._redis = redis
         self._consumer = consumer
-        self._instance = secrets.token_hex(8)
-        self._shard = shard
-        self._lease_ms = lease_ms
-        self._retention_ms = retention_ms
-        self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
-        loads = [keys.load_key(shard, model, klass) for klass in keys.CLASSES]
-        self._names = [name for pair in zip(self._queues, loads, strict=True) for name in pair]
+        self._queues = consumer.queues
+        self._names = [name for queue in self._queues for name in (queue, keys.load_of_queue(queue))]
         names = (keys.ledger_prefix, keys.request_prefix, keys.log_prefix, keys.channel_prefix)
-        self._commit_args: list[scripts.Arg] = [retention_ms, *(name(shard) for name in names)]
+        self._commit_args: list[scripts.Arg] = [consumer.retention_ms, *(name(consumer.shard) for name in names)]
         self._held = HeldRequests() if held is None else held
-        self._pending = PendingEntries(
-            redis,
-            self._held,
-            consumer=consumer,
-            instance=self._instance,
-            model=model,
-            shard=shard,
-            lease_ms=lease_ms,
-            max_tries=max_tries,
-        )
-        self._begin = Acquisition(
-            redis,
-            consumer=consumer,
-            instance=self._instance,
-            lease_ms=lease_ms,
-            max_tries=max_tries,
-            retention_ms=retention_ms,
-        )
-        self._waiting = WaitingEntries(
-            redis,
-            blocking_redis,
-            consumer=consumer,
-            instance=self._instance,
-            model=model,
-            shard=shard,
-            lease_ms=lease_ms,
-        )
+        self._pending = PendingEntries(redis, self._held, consumer)
+        self._begin = Acquisition(redis, consumer)
+        self._waiting = WaitingEntries(redis, blocking_redis, consumer)
         self._unsure = True  # a predecessor of the same name may have left entries behind
 
     async def ensure_group(self) -> None:
@@ -157,7 +117,7 @@ class ClaimQueue:
 
     async def own_pending(self, count: int = _OWN_LIMIT) -> list[Entry]:
         """Entries pending under this name that this process does not hold: after a restart, an error, a lost reply."""
-        entries, left = await self._pending.take(_OWN_LIMIT, 0, self._consumer)
+        entries, left = await self._pending.take(_OWN_LIMIT, 0, self._consumer.name)
         self._unsure = left or len(entries) > count
         return entries[:count]
 
@@ -167,7 +127,7 @@ class ClaimQueue:
         Requests that made progress come first. A suspect comes alone, only when nothing unproved is held here; until
         its first record this object takes nothing else in.
         """
-        entries, _ = await self._pending.take(count, self._lease_ms, "", batch=batch)
+        entries, _ = await self._pending.take(count, self._consumer.lease_ms, "", batch=batch)
         return entries
 
     async def release(self, entries: Sequence[Entry]) -> None:
@@ -230,7 +190,7 @@ class ClaimQueue:
         if not claims:
             return []
         names = list(self._queues)
-        args: list[scripts.Arg] = [self._consumer, self._lease_ms]
+        args: list[scripts.Arg] = [self._consumer.name, self._consumer.lease_ms]
         for claim in claims:
             names += [keys.request_key(claim.rid), keys.log_key(claim.rid)]
             args += [claim.rid, self._owner(claim), self._queues.index(claim.queue) + 1]
@@ -246,7 +206,7 @@ class ClaimQueue:
         if not claims:
             return
         names = [*self._names, *(keys.request_key(claim.rid) for claim in claims)]
-        args: list[scripts.Arg] = [keys.control_channel(self._shard)]
+        args: list[scripts.Arg] = [keys.control_channel(self._consumer.shard)]
         for claim in claims:
             args += [self._owner(claim), self._queues.index(claim.queue) + 1]
         await scripts.HAND_BACK(self._redis, names, args)
@@ -256,9 +216,10 @@ class ClaimQueue:
     async def bury(self, claim: Claim, code: str, message: str) -> ReplyKind:
         """Ends a request with error `code` (of shared/errors.py) and a dead letter. CLOSED also answers a replay."""
         load = keys.load_of_queue(claim.queue)
-        names = [keys.request_key(claim.rid), keys.log_key(claim.rid), claim.queue, load, keys.dead_key(self._shard)]
-        args: list[scripts.Arg] = [claim.rid, self._owner(claim), code, message, self._retention_ms]
-        args += [keys.channel_name(claim.rid), keys.ledger_prefix(self._shard)]
+        shard, retention_ms = self._consumer.shard, self._consumer.retention_ms
+        names = [keys.request_key(claim.rid), keys.log_key(claim.rid), claim.queue, load, keys.dead_key(shard)]
+        args: list[scripts.Arg] = [claim.rid, self._owner(claim), code, message, retention_ms]
+        args += [keys.channel_name(claim.rid), keys.ledger_prefix(shard)]
         kind = ReplyKind(await scripts.BURY(self._redis, names, args))
         self._held.drop(claim.rid, claim.epoch)
         return kind
@@ -270,11 +231,11 @@ class ClaimQueue:
     def _drop(self, claim: Claim, why: ReplyKind) -> None:
         self._held.drop(claim.rid, claim.epoch)
         if why is ReplyKind.FENCED:
-            self._held.lose(claim.rid, _SHY_LEASES * self._lease_ms / 1000)
+            self._held.lose(claim.rid, _SHY_LEASES * self._consumer.lease_ms / 1000)
 
     def _owner(self, claim: Claim) -> str:
         """The fence: an epoch may come back after Redis lost writes, with this process's mark it cannot be mistaken."""
-        return f"{claim.epoch}.{self._instance}"
+        return f"{claim.epoch}.{self._consumer.mark}"
 
     async def _acquire(self, entry: Entry) -> Acquired | None:
         rid = entry.rid

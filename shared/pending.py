@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from redis.asyncio import Redis
 
 from shared import keys, scripts
-from shared.claim import Entry
+from shared.claim import Consumer, Entry
 from shared.held import HeldRequests
 
 __all__ = ["PendingEntries", "release_consumer"]
@@ -20,28 +20,13 @@ _ANY_SUSPECT = ""
 
 
 class PendingEntries:
-    """One consumer's view of the pending lists of one model and shard."""
+    """One consumer's view of the pending lists."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        held: HeldRequests,
-        *,
-        consumer: str,
-        instance: str,
-        model: str,
-        shard: int,
-        lease_ms: int,
-        max_tries: int,
-    ) -> None:
+    def __init__(self, redis: Redis, held: HeldRequests, consumer: Consumer) -> None:
         self._redis = redis
         self._held = held
         self._consumer = consumer
-        self._instance = instance
-        self._shard = shard
-        self._lease_ms = lease_ms
-        self._max_tries = max_tries
-        self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
+        self._queues = consumer.queues
 
     async def take(self, count: int, idle_ms: int, whose: str, *, batch: int | None = None) -> tuple[list[Entry], bool]:
         """Up to `count` entries idle for `idle_ms` (of consumer `whose`, "" = anybody), and whether suspects are left.
@@ -65,7 +50,7 @@ class PendingEntries:
             return taken, False
         self._held.suspects_wait = True
         if taken or self._held.unproved or not self._held.may_start(_ANY_SUSPECT):
-            self._held.make_room(self._lease_ms / 1000)
+            self._held.make_room(self._consumer.lease_ms / 1000)
             return taken, True
         self._held.expect(_ANY_SUSPECT)  # at once: another task may be about to acquire what it has read
         try:
@@ -82,14 +67,14 @@ class PendingEntries:
         for queue in self._queues:
             mine = [entry for entry in entries if entry.queue == queue]
             if mine:
-                await _release(self._redis, queue, self._shard, self._consumer, self._instance, mine, self._held.ids())
+                await _release(self._redis, queue, self._consumer, mine, self._held.ids())
         for entry in entries:
             self._held.forget(entry.rid)
 
     async def release_all(self) -> int:
         """Puts back everything delivered that this process does not run; how many entries."""
-        arguments = (self._shard, self._consumer, self._instance, (), self._held.ids())
-        return sum([await _release(self._redis, queue, *arguments) for queue in self._queues])
+        runs = self._held.ids()
+        return sum([await _release(self._redis, queue, self._consumer, (), runs) for queue in self._queues])
 
     async def remove_dead_consumers(self, idle_ms: int) -> int:
         """Removes consumers that have nothing pending and were silent for `idle_ms`; how many."""
@@ -98,35 +83,28 @@ class PendingEntries:
     async def _reclaim(
         self, queue: str, count: int, idle_ms: int, whose: str, *, suspect: bool
     ) -> tuple[list[Entry], int]:
-        args: list[scripts.Arg] = [self._consumer, self._instance, idle_ms, count, whose, int(suspect), self._max_tries]
-        reply = await scripts.RECLAIM(
-            self._redis, [queue], [*args, keys.request_prefix(self._shard), *self._held.lost()]
-        )
+        me = self._consumer
+        args: list[scripts.Arg] = [me.name, me.mark, idle_ms, count, whose, int(suspect), me.max_tries]
+        reply = await scripts.RECLAIM(self._redis, [queue], [*args, keys.request_prefix(me.shard), *self._held.lost()])
         pairs = zip(reply[1::2], reply[2::2], strict=True)
         entries = [Entry(entry_id, rid.decode(), queue) for entry_id, rid in pairs]
         return [entry for entry in entries if entry.rid not in self._held], reply[0]
 
 
-async def release_consumer(redis: Redis, consumer: str, model: str, shard: int = 0) -> int:
+async def release_consumer(redis: Redis, name: str, model: str, shard: int = 0) -> int:
     """For a supervisor that saw a worker exit: all it ran becomes claimable now, not after a lease. How many entries.
 
     Call it only for a process that is surely gone. The tries of what it ran stay counted.
     """
-    queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
-    return sum([await _release(redis, queue, shard, consumer, "") for queue in queues])
+    gone = Consumer(name, model, shard, mark="")
+    return sum([await _release(redis, queue, gone) for queue in gone.queues])
 
 
 async def _release(
-    redis: Redis,
-    queue: str,
-    shard: int,
-    consumer: str,
-    instance: str,
-    entries: Sequence[Entry] = (),
-    runs: Sequence[str] = (),
+    redis: Redis, queue: str, consumer: Consumer, entries: Sequence[Entry] = (), runs: Sequence[str] = ()
 ) -> int:
-    names = [queue, keys.load_of_queue(queue)]
-    args: list[scripts.Arg] = [consumer, instance, keys.control_channel(shard), keys.request_prefix(shard)]
+    names, shard = [queue, keys.load_of_queue(queue)], consumer.shard
+    args: list[scripts.Arg] = [consumer.name, consumer.mark, keys.control_channel(shard), keys.request_prefix(shard)]
     args += [len(runs), *runs, *(entry.entry_id for entry in entries)]
     released: int = await scripts.RELEASE(redis, names, args)
     return released

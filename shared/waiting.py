@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from shared import keys, scripts
-from shared.claim import Entry
+from shared.claim import Consumer, Entry
 
 __all__ = ["Room", "WaitingEntries"]
 
@@ -39,28 +39,18 @@ class Room:
 class WaitingEntries:
     """One consumer's view. `blocking` is for sleeping only."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        blocking: Redis,
-        *,
-        consumer: str,
-        instance: str,
-        model: str,
-        shard: int,
-        lease_ms: int,
-    ) -> None:
+    def __init__(self, redis: Redis, blocking: Redis, consumer: Consumer) -> None:
         self._redis = redis
         self._blocking = blocking
-        self._consumer = consumer
-        self._owner = (instance, lease_ms)
-        self._queues = [keys.queue_key(shard, model, klass) for klass in keys.CLASSES]
-        self._seat, self._room = keys.seat_key(shard, model, consumer), keys.room_key(shard, model)
+        self._name, shard, model = consumer.name, consumer.shard, consumer.model
+        self._owner = (consumer.mark, consumer.lease_ms)
+        self._queues = consumer.queues
+        self._seat, self._room = keys.seat_key(shard, model, self._name), keys.room_key(shard, model)
         self._names = [self._seat]
         for queue in self._queues:
             self._names += [queue, keys.load_of_queue(queue)]
         self._prefixes = (keys.request_prefix(shard), keys.seat_key(shard, model, ""))
-        self._own_bell = keys.own_bell_key(shard, model, consumer)
+        self._own_bell = keys.own_bell_key(shard, model, self._name)
         self._bell, self._batch_bell = (keys.bell_key(shard, model, klass) for klass in keys.CLASSES)
         self._spare_bell = keys.spare_bell_key(shard, model, keys.CLASSES[0])
 
@@ -68,7 +58,7 @@ class WaitingEntries:
         """Entries for up to so many choices (the last request may have more), and in how many ms one becomes free that
         is kept for another worker until then; 0 = there is none. Up to `begin` of those that nobody has run are
         acquired in the same call."""
-        args: list[scripts.Arg] = [self._consumer, secrets.token_hex(8), room.choices, room.batch, *self._prefixes]
+        args: list[scripts.Arg] = [self._name, secrets.token_hex(8), room.choices, room.batch, *self._prefixes]
         args += [*self._owner, begin, room.reserve, *room.has_many]
         kept_ms, *flat = await scripts.TAKE(self._redis, self._names, args)
         rows = zip(flat[::5], flat[1::5], flat[2::5], flat[3::5], flat[4::5], strict=True)
@@ -90,7 +80,7 @@ class WaitingEntries:
 
     async def leave(self) -> None:
         """Forgets that there is room here."""
-        await self._redis.hdel(self._room, self._consumer)
+        await self._redis.hdel(self._room, self._name)
         await self._redis.delete(self._seat)
 
     async def sleep(self, ms: int, room: Room) -> None:

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.claims import ClaimQueue, Commit, ReplyKind
+from shared.claims import ClaimQueue, Commit, Consumer, ReplyKind
 from shared.connections import REDIS_DOWN, UnfitServer, blocking_client, check_server, command_client
 from shared.queue import RequestQueue
 from tests.support.queue_steps import MakeWorker, finish, log_of, say, submit, take_one
@@ -148,7 +148,7 @@ async def _ended(queue: RequestQueue, rid: str) -> bool:
 async def test_rd_29_restarts_of_redis_with_its_log_lose_nothing(own_redis: RedisServer) -> None:
     commands, blocking = command_client(own_redis.url), blocking_client(own_redis.url)
     queue = RequestQueue(commands)
-    worker = ClaimQueue(commands, blocking, consumer="w", model="tiny")
+    worker = ClaimQueue(commands, blocking, Consumer("w", "tiny"))
     await worker.ensure_group()
     got: list[str] = []
     loop = asyncio.create_task(_keep_reading(worker, got))
@@ -198,7 +198,7 @@ async def test_rd_36_an_exhausted_pool_is_redis_down(own_redis: RedisServer) -> 
 async def test_a_full_redis_is_redis_down_and_nothing_is_half_done(own_redis: RedisServer) -> None:
     client, blocking = command_client(own_redis.url), blocking_client(own_redis.url)
     queue = RequestQueue(client)
-    worker = ClaimQueue(client, blocking, consumer="w", model="tiny")
+    worker = ClaimQueue(client, blocking, Consumer("w", "tiny"))
     await worker.ensure_group()
     request = await submit(queue)
     acquired = await take_one(worker)

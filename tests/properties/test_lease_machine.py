@@ -12,7 +12,7 @@ import pytest
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from shared import keys
-from shared.claims import ClaimQueue, Commit, Entry, ReplyKind
+from shared.claims import ClaimQueue, Commit, Consumer, Entry, ReplyKind
 from shared.connections import blocking_client, command_client
 from shared.messages import decode_record
 from shared.queue import RequestQueue
@@ -66,7 +66,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def _new_worker(self) -> Worker:
         self.count += 1
         limits = {"lease_ms": LEASE_MS, "max_tries": MAX_TRIES}
-        queue = ClaimQueue(self.redis, self.blocking, consumer=f"w{self.count}", model="tiny", **limits)
+        queue = ClaimQueue(self.redis, self.blocking, Consumer(f"w{self.count}", "tiny", **limits))
         self.run(queue.ensure_group())
         return Worker(self.count, queue)
 

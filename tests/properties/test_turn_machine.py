@@ -14,7 +14,7 @@ import pytest
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from shared import keys
-from shared.claims import Acquired, ClaimQueue, Commit, ReplyKind
+from shared.claims import Acquired, ClaimQueue, Commit, Consumer, ReplyKind
 from shared.connections import blocking_client, command_client
 from shared.queue import RequestQueue
 from tests.support.machines import run_machine
@@ -53,8 +53,7 @@ class TurnMachine(RuleBasedStateMachine):
         self.redis, self.blocking = command_client(server.url, max_connections=2), blocking_client(server.url)
         self.pod = RequestQueue(self.redis)
         self.workers = [
-            ClaimQueue(self.redis, self.blocking, consumer=f"w{i}", model="tiny", lease_ms=3_600_000)
-            for i in range(WORKERS)
+            ClaimQueue(self.redis, self.blocking, Consumer(f"w{i}", "tiny", lease_ms=3_600_000)) for i in range(WORKERS)
         ]
         for worker in self.workers:
             self.run(worker.ensure_group())

@@ -15,7 +15,7 @@ from api_service.chunks import BEFORE_OPENING, StreamWriter
 from api_service.relay import Relay
 from api_service.stream import Stream
 from shared import keys
-from shared.claims import Acquired, Claim, ClaimQueue, Commit, ReplyKind
+from shared.claims import Acquired, Claim, ClaimQueue, Commit, Consumer, ReplyKind
 from shared.messages import GenerateRequest
 from tests.support.records import end_record, token_record
 from tests.support.stream_client import parse_block
@@ -98,7 +98,7 @@ class Workers:
         """The next worker, under a name of its own."""
         self._count += 1
         limits = {"lease_ms": LEASE_MS, "max_tries": 1000}
-        self.current = ClaimQueue(self._redis, self._blocking, consumer=f"w{self._count}", model="tiny", **limits)
+        self.current = ClaimQueue(self._redis, self._blocking, Consumer(f"w{self._count}", "tiny", **limits))
         await self.current.ensure_group()
 
     async def work(self, truth: Truth, count: int, together: bool) -> None:

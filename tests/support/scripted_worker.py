@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 from redis.asyncio import Redis
 
-from shared.claims import Acquired, ClaimQueue, Commit, ReplyKind
+from shared.claims import Acquired, ClaimQueue, Commit, Consumer, ReplyKind
 from shared.connections import REDIS_DOWN, blocking_client, command_client
 from shared.messages import Delta, End, FinishReason, GenerateRequest, ModelCard, Record, Usage, WorkerCard, encode
 from shared.registry import blob_id, heartbeat, publish_model
@@ -111,7 +111,7 @@ class ScriptedWorker:
         self._redis: Redis = command_client(redis_url)
         self._blocking: Redis = blocking_client(redis_url)
         self._claims = ClaimQueue(
-            self._redis, self._blocking, consumer=consumer, model=self.card.name, shard=shard, lease_ms=lease_ms
+            self._redis, self._blocking, Consumer(consumer, self.card.name, shard, lease_ms=lease_ms)
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False

@@ -21,7 +21,7 @@ from engine_worker.loading import make_engine
 from engine_worker.models.base import LoadedModel
 from engine_worker.settings import WorkerSettings
 from engine_worker.worker import Worker
-from shared.claims import ClaimQueue
+from shared.claims import ClaimQueue, Consumer
 from shared.connections import blocking_client, command_client
 from shared.messages import Delta, End, GenerateRequest, Record, WorkerCard, decode_record
 from shared.queue import RequestQueue
@@ -58,8 +58,7 @@ class RunningWorker:
 async def other_worker(redis_url: str, **changes: int) -> AsyncIterator[ClaimQueue]:
     """The queue side of a second worker, without an engine."""
     redis, blocking = command_client(redis_url), blocking_client(redis_url)
-    fields = {"lease_ms": 10_000, "max_tries": 2} | changes
-    queue = ClaimQueue(redis, blocking, consumer="other", model="tiny", **fields)
+    queue = ClaimQueue(redis, blocking, Consumer("other", "tiny", **changes))
     await queue.ensure_group()
     try:
         yield queue

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from headrace import dead
-from shared.claims import ClaimQueue
+from shared.claims import ClaimQueue, Consumer
 from shared.connections import blocking_client
 from shared.keys import new_rid
 from shared.messages import GenerateRequest
@@ -23,7 +23,7 @@ async def bury(redis: Redis, redis_url: str, shard: int = 0) -> str:
     )
     await RequestQueue(redis).submit(request, max_waiting=10, max_waiting_tokens=100)
     blocking = blocking_client(redis_url)
-    queue = ClaimQueue(redis, blocking, consumer="w", model="m", shard=shard)
+    queue = ClaimQueue(redis, blocking, Consumer("w", "m", shard))
     await queue.ensure_group()
     [acquired] = await queue.acquire(await queue.read(1))
     await queue.bury(acquired.claim, "request_poisoned", "It ended two workers.")
