@@ -52,12 +52,12 @@ class PrefixMemory:
         self._capacity = capacity
         self._held = 0
         self._tokens: OrderedDict[bytes, int] = OrderedDict()
-        self._unmarked: set[bytes] = set()
-        """Keys of `_tokens` that are no fingerprints."""
+        """By digest. One of `_BYTES` is a fingerprint; what has none has a digest of its own, one byte longer."""
+        self._marks = 0
         self._answers = 0
 
     def __len__(self) -> int:
-        return len(self._tokens) - len(self._unmarked)
+        return self._marks
 
     def add(self, prompt: Sequence[int], salt: str = "") -> None:
         """A prompt that was given to the engine, or has just run."""
@@ -65,31 +65,34 @@ class PrefixMemory:
         marked, last = marks[-1] if marks else (0, salt.encode())
         if marked < len(prompt):
             tail = array("q", prompt[marked:]).tobytes()
-            self._use(hashlib.blake2b(tail + last, digest_size=_BYTES + 1).digest(), len(prompt) - marked, marked=False)
+            self._use(hashlib.blake2b(tail + last, digest_size=_BYTES + 1).digest(), len(prompt) - marked)
         befores = [0, *(length for length, _ in marks)]
         for (length, digest), before in reversed(list(zip(marks, befores, strict=False))):
-            self._use(digest, length - before, marked=True)  # the shortest one last: it is forgotten last
+            self._use(digest, length - before)  # the shortest one last: it is forgotten last
         self._forget()
 
     def add_answer(self, tokens: int) -> None:
         """So many tokens, which no other request is expected to share."""
         self._answers += 1
-        self._use(self._answers.to_bytes(_BYTES + 1, "big"), tokens, marked=False)
+        self._use(self._answers.to_bytes(_BYTES + 1, "big"), tokens)
         self._forget()
 
     def packed(self) -> bytes:
-        return b"".join(digest for digest in self._tokens if digest not in self._unmarked)
+        return b"".join(digest for digest in self._tokens if _is_mark(digest))
 
-    def _use(self, digest: bytes, tokens: int, *, marked: bool) -> None:
+    def _use(self, digest: bytes, tokens: int) -> None:
         if digest not in self._tokens:
             self._held += tokens
             self._tokens[digest] = tokens
-            if not marked:
-                self._unmarked.add(digest)
+            self._marks += _is_mark(digest)
         self._tokens.move_to_end(digest)
 
     def _forget(self) -> None:
         while self._tokens and (self._held > self._capacity or len(self._tokens) > 2 * _MOST or len(self) > _MOST):
             digest, tokens = self._tokens.popitem(last=False)
             self._held -= tokens
-            self._unmarked.discard(digest)
+            self._marks -= _is_mark(digest)
+
+
+def _is_mark(digest: bytes) -> bool:
+    return len(digest) == _BYTES
