@@ -6,6 +6,8 @@ tokenizers: the engine imports this module.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -27,6 +29,10 @@ MAX_INDENT = 8
 """White space between two JSON tokens is one or two spaces, or a line break and so many blanks at most. Without a bound
 a model may write nothing else, and with a wide one small models spend their tokens on empty lines."""
 _MESSAGE_LENGTH = 300
+_PIECE_LENGTH = 40
+_IN_PATTERN = re.compile(r'(?:at \d+\(\d+\): )?invalid regex "(?:[^"\\]|\\.)*" \(in regex\): ')
+"""What the library puts before a pattern's error: a place in its own grammar text, and the whole pattern."""
+_CARETS = re.compile(r" +(\^+)[ ^]*$")
 
 _JSON_OPTIONS: dict[str, Any] = {
     "item_separator": ",",
@@ -80,8 +86,21 @@ def limits() -> llguidance.LLParserLimits:
 def first_line(message: str) -> str:
     """The library's words without its dump of the grammar; of a pattern's parse error the line that says why."""
     lines = message.strip().splitlines() or ["it cannot be compiled"]
-    why = next((line for line in lines[1:] if line.startswith("error: ")), "")
-    return (f"{lines[0]} {why.removeprefix('error: ')}" if why else lines[0])[:_MESSAGE_LENGTH]
+    first, in_pattern = _IN_PATTERN.subn("invalid regex: ", lines[0])
+    why = next((i for i, line in enumerate(lines) if line.startswith("error: ")), None)
+    if why is not None and (in_pattern or first.startswith("regex parse error")):
+        first = f"invalid regex: {lines[why].removeprefix('error: ')}{_piece(lines[:why])}"
+    elif "too many expressions" in first:
+        first = f"it is too complex ({first})"
+    return first[:_MESSAGE_LENGTH]
+
+
+def _piece(lines: Sequence[str]) -> str:
+    """What the library underlines in the pattern that it repeats above."""
+    for pattern, line in itertools.pairwise(lines):
+        if (carets := _CARETS.match(line)) and (piece := pattern[carets.start(1) : carets.end(1)]):
+            return f" near '{piece[:_PIECE_LENGTH]}'"
+    return ""
 
 
 def _require_library() -> None:

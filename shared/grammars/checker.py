@@ -27,14 +27,22 @@ MAX_REPEATS = 10_000
 _WALL_LIMIT_S = 5.0
 """The helper gives up after a second of its own processor time; this is for a machine too busy to let it run."""
 _KEPT = 512
-_REPEATS = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
+_REPEATS = re.compile(
+    r"""\\[xuUpP]\{\w*\}                         # a character by its number, or a class by its name
+    | \\.                                     # another escape; an escaped brace repeats nothing
+    | (?P<lone>\\)                            # at the end
+    | \{\s*(?P<least>\d*)\s*(?:,\s*(?P<most>\d*)\s*)?\}""",
+    re.VERBOSE | re.DOTALL,
+)
 _TOO_COMPLEX = "it is too complex: compiling it took too long"
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises GrammarError when a repetition counts too far."""
+    """Raises GrammarError when a repetition counts too far, or for a last backslash, which llguidance would drop."""
     for match in _REPEATS.finditer(pattern):
-        for number in match.groups():
+        if match["lone"]:
+            raise GrammarError("invalid regex: it ends with a backslash that escapes nothing")
+        for number in match.group("least", "most"):
             if number and (len(number) > 9 or int(number) > MAX_REPEATS):
                 raise GrammarError(f"a pattern repeats more than {MAX_REPEATS} times")
 

@@ -99,8 +99,61 @@ def test_str_03_repetitions_are_bounded(pattern: str) -> None:
         check_pattern(pattern)
 
 
-def test_bounds_leave_usual_patterns_alone() -> None:
-    check_pattern(r"^[a-z]{1,64}\{\d{2,}$")
+@pytest.mark.parametrize(
+    "pattern", [r"^[a-z]{1,64}\{\d{2,}$", r"\x{20000}", r"\u{20000}", r"\U{20000}", r"\{20000\}", r"\\\x{20000}", r"\\"]
+)
+def test_what_is_no_repetition_is_not_counted(checker: GrammarChecker, pattern: str) -> None:
+    check_pattern(pattern)
+    checker.check(GrammarSpec("regex", pattern))
+
+
+@pytest.mark.parametrize("pattern", [r"\\x{20000}", r"\d{20000}", r"\x{41}{20000}", "a\\\n{20000}", r"\pL{20000}"])
+def test_escapes_hide_no_repetition(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="repeats"):
+        check_pattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["a\\", "\\", "\\\\\\"])
+def test_a_pattern_that_ends_within_an_escape_is_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="ends with a backslash"):
+        check_pattern(pattern)
+
+
+WRONG_PATTERNS = {
+    r"\u{110000}": "hexadecimal literal is not a Unicode scalar value near '110000'",
+    r"\x{110000}": "hexadecimal literal is not a Unicode scalar value near '110000'",
+    r"a\uD800": "hexadecimal literal is not a Unicode scalar value near 'D800'",
+    r"\u{D800}": "hexadecimal literal is not a Unicode scalar value near 'D800'",
+    r"\p{20000}": "Unicode property not found near '\\p{20000}'",
+    r'"b/\q"': "unrecognized escape sequence near '\\q'",
+    "b\n\\q": "unrecognized escape sequence near '\\q'",
+    "x" * 1000 + r"\q": "unrecognized escape sequence near '\\q'",
+    r"(a)\1": "backreferences are not supported near '\\1'",
+    "b{5,2}": "invalid repetition count range, the start must be <= the end near '{5,2}'",
+    "(" * 1000: "unclosed group near '('",
+    "[z-a]": "invalid character class range, the start must be <= the end near 'z-a'",
+}
+
+
+@pytest.mark.parametrize("kind", ["regex", "json_schema"])
+@pytest.mark.parametrize("pattern", WRONG_PATTERNS, ids=lambda pattern: pattern[-12:])
+def test_the_reason_is_what_is_wrong_with_the_pattern(checker: GrammarChecker, kind: str, pattern: str) -> None:
+    check_pattern(pattern)
+    given = GrammarSpec("regex", pattern) if kind == "regex" else spec({"type": "string", "pattern": pattern})
+    with pytest.raises(GrammarError) as refused:
+        checker.check(given)
+    assert str(refused.value) == f"invalid regex: {WRONG_PATTERNS[pattern]}"
+
+
+@pytest.mark.parametrize("text", ["x" * 1000 + r"\b", r'"\b'])
+def test_what_is_valid_but_not_supported_is_said_so(checker: GrammarChecker, text: str) -> None:
+    with pytest.raises(GrammarError, match=r"^invalid regex: lookarounds not supported"):
+        checker.check(GrammarSpec("regex", text))
+
+
+def test_too_large_is_not_called_an_error_of_the_lexer(checker: GrammarChecker) -> None:
+    with pytest.raises(GrammarError, match=r"^it is too complex"):
+        checker.check(GrammarSpec("regex", "(a{1000}){1000}"))
 
 
 def test_a_text_beyond_the_limit_is_refused(checker: GrammarChecker) -> None:
