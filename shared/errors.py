@@ -1,7 +1,7 @@
 """The one error tree. A code here is the same string in the HTTP body, the terminal record and the metric label.
 
 HeadraceError
-├── InvalidRequest            400  invalid_request_error
+├── InvalidRequest            400
 │   ├── ContextLengthExceeded 400
 │   └── CursorAhead           400
 ├── InvalidApiKey             401
@@ -21,6 +21,9 @@ HeadraceError
 ├── PodDraining               503  + Retry-After; the stream goes on elsewhere
 ├── Overloaded                503  + Retry-After
 └── RedisUnavailable          503  + Retry-After
+
+OpenAI's `type` is `invalid_request_error` for every 4xx but 408 (`timeout_error`) and 429 (`rate_limit_error`, or what
+there were too many of), `service_unavailable_error` for 503 and `server_error` for 500.
 """
 
 from __future__ import annotations
@@ -192,6 +195,7 @@ class EngineFailure(HeadraceError):
 class RequestCancelled(HeadraceError):
     code = "request_cancelled"
     status = 499
+    type = "invalid_request_error"
 
 
 class PodDraining(HeadraceError):
