@@ -24,8 +24,12 @@ class CountingEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
+        self.took_s: list[float] = []
         self.left_to_prepare = 0
         self.prepared_beside: list[bool] = []
+
+    def took(self, seconds: float) -> None:
+        self.took_s.append(seconds)
 
     def get_ready(self) -> bool:
         self.prepared_beside.append(self.has_work)
@@ -45,7 +49,7 @@ class CountingEngine:
     def free_seats(self, klass: Klass) -> int:
         return 4 - len(self.inbox) - len(self.running)
 
-    def step(self, began: float = 0.0) -> list[TokenEvent]:
+    def step(self) -> list[TokenEvent]:
         self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -85,6 +89,8 @@ async def test_events_arrive_in_order_and_the_engine_stays_on_its_thread() -> No
     assert [event.token_id for event in events] == list(range(500))
     assert engine.threads == {"engine"}
     await eventually(lambda: loop.idle)
+    assert len(engine.took_s) == loop.steps
+    assert all(seconds >= 0 for seconds in engine.took_s)
     assert await loop.stop(5)
     assert loop.failed.result() is None
 
