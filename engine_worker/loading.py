@@ -80,7 +80,10 @@ def make_engine(settings: WorkerSettings, loaded: LoadedModel) -> WarmEngine:
     _warm_up(engine)
     card = _model_card(settings, loaded, engine)
     grammars = _grammars(loaded, token_bytes)
-    return WarmEngine(engine, card, loaded.tokenizer_json, token_bytes, loaded.chat_template, grammars)
+    kv_cache_bytes = engine.stats().blocks_total * settings.block_size * loaded.config.kv_bytes_per_token()
+    return WarmEngine(
+        engine, card, loaded.tokenizer_json, token_bytes, loaded.chat_template, grammars, kv_cache_bytes=kv_cache_bytes
+    )
 
 
 def _grammars(loaded: LoadedModel, token_bytes: TokenBytes) -> GrammarCompiler | None:

@@ -25,3 +25,5 @@ class WarmEngine:
     """Jinja source, "" when the model has none."""
     grammars: GrammarCompiler | None
     """None: no structured output."""
+    kv_cache_bytes: int = 0
+    """Memory of the KV cache, reserved as long as the engine lives; 0: made-up tokens need none."""

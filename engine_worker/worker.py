@@ -229,6 +229,7 @@ class Worker:
             waiting=stats.waiting,
             kv_blocks_used=stats.blocks_used,
             kv_blocks_total=stats.blocks_total,
+            kv_cache_bytes=self._warm.kv_cache_bytes,
             steps=stats.steps,
             last_step_age_ms=int(self._engine.step_age * 1000),
             counters={name: float(value) for name, value in counters.items()},

@@ -26,6 +26,10 @@ __all__ = ["Status", "collect", "run", "show", "show_request", "worker_ready_on"
 
 STUCK_MS = 60_000
 """A worker with requests whose last step is older than this is not healthy."""
+_CACHE_NOTE = (
+    "A worker takes its cache's memory when it starts and keeps it. In use is what running requests hold; the rest is"
+    " free for new ones, and until then keeps the prompts of earlier ones."
+)
 
 
 class Status(TypedDict):
@@ -98,21 +102,24 @@ def _model(card: ModelCard, workers: list[WorkerCard]) -> dict[str, Any]:
     }
 
 
-def _cache_use(worker: dict[str, Any]) -> str:
-    """Used part of the KV cache, in percent of its blocks."""
-    total = worker["kv_blocks_total"]
-    return f"{100 * worker['kv_blocks_used'] / total:.0f} %" if total else "-"
+def _cache(worker: dict[str, Any]) -> tuple[str, str]:
+    """Memory that is set aside for the KV cache, and the part of it that requests hold now."""
+    total, size = worker["kv_blocks_total"], worker["kv_cache_bytes"]
+    used = f"{100 * worker['kv_blocks_used'] / total:.0f} %" if total else "-"
+    return (f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB") if size else "-", used
 
 
 def show(status: Status, out: Console) -> None:
     """Prints the tables; an empty one says what its emptiness means."""
     workers = [
         [w["worker_id"], w["state"], w["model"], f"{w['running']}/{w['max_num_seqs']}",
-         _cache_use(w), f"{w['tokens_per_s']:.1f}"]
+         *_cache(w), f"{w['tokens_per_s']:.1f}"]
         for w in status["workers"]
     ]  # fmt: skip
     if workers:
-        out.print(table(["worker", "state", "model", "running", "cache", "tokens/s"], workers, title="Workers"))
+        columns = ["worker", "state", "model", "running", "cache reserved", "in use", "tokens/s"]
+        out.print(table(columns, workers, title="Workers"))
+        out.print(f"[dim]{_CACHE_NOTE}[/]")
     else:
         out.print("[bold]Workers[/]\nnone: nothing serves until a worker starts (headrace worker)")
     waiting = {queue["model"]: queue for queue in status["queues"]}

@@ -232,7 +232,10 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
+    """Held by requests; what else is cached makes room for them."""
     kv_blocks_total: int = 0
+    kv_cache_bytes: int = 0
+    """Memory of all blocks, reserved whether they are used or not."""
     steps: int = 0
     last_step_age_ms: int = 0
     tokens_per_s: float = 0.0

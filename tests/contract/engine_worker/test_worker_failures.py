@@ -218,6 +218,7 @@ async def test_the_registry_shows_state_and_counters(redis: Redis, redis_url: st
         (card,) = await list_workers(redis)
         assert (card.worker_id, card.state) == ("w1", "ready")
         assert card.kv_blocks_total > 0 == card.running
+        assert card.kv_cache_bytes == running.engine._runner.kv_cache.num_bytes
         first = (await list_models(redis))["tiny"]
         async with running_worker(redis_url, tiny, worker_id="w2"):
             await eventually(lambda: _two(redis))

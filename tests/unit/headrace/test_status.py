@@ -22,7 +22,16 @@ TOKENIZER = b"{}"
 
 def worker(**changes: Any) -> WorkerCard:
     values = {"worker_id": "w1", "model": "m", "host": "here", "max_num_seqs": 8, "running": 2}
-    return WorkerCard(**{**values, "kv_blocks_used": 5, "kv_blocks_total": 20, "tokens_per_s": 12.34, **changes})
+    return WorkerCard(
+        **{
+            **values,
+            "kv_blocks_used": 5,
+            "kv_blocks_total": 20,
+            "kv_cache_bytes": 3 << 29,
+            "tokens_per_s": 12.34,
+            **changes,
+        }
+    )
 
 
 async def publish(redis: Redis, *workers: WorkerCard) -> None:
@@ -77,8 +86,27 @@ async def test_the_tables_show_use_and_depth(redis: Redis) -> None:
     await publish(redis, worker())
     await queue_one(redis, 0)
     rows = [line.split() for line in shown(await status.collect(redis, 1)).splitlines()]
-    assert ["w1", "ready", "m", "2/8", "25", "%", "12.3"] in rows
+    assert ["w1", "ready", "m", "2/8", "1.5", "GiB", "25", "%", "12.3"] in rows
     assert ["m", "bfloat16", "2048", "1", "0", "1", "3", "not", "known", "yet"] in rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "cache"),
+    [
+        ({"kv_blocks_used": 0}, ["1.5", "GiB", "0", "%"]),
+        ({"kv_cache_bytes": 200 << 20}, ["200", "MiB", "25", "%"]),
+        ({"kv_cache_bytes": 0}, ["-", "25", "%"]),
+        ({"kv_blocks_used": 0, "kv_blocks_total": 0, "kv_cache_bytes": 0}, ["-", "-"]),
+    ],
+    ids=["idle", "small", "simulated", "loading"],
+)
+async def test_memory_that_is_reserved_is_told_from_what_requests_hold(
+    redis: Redis, changes: dict[str, int], cache: list[str]
+) -> None:
+    await publish(redis, worker(**changes))
+    text = shown(await status.collect(redis, 1))
+    assert ["w1", "ready", "m", "2/8", *cache, "12.3"] in [line.split() for line in text.splitlines()]
+    assert "keeps it" in text
 
 
 async def test_an_empty_service_says_what_is_missing(redis: Redis) -> None:
