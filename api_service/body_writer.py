@@ -23,6 +23,8 @@ class BodyWriter:
         self._cycle = cycle
         self._flow = cycle.flow
         self._write = cycle.transport.write
+        self.comment = b""
+        """What may stand between two pieces and says nothing; b"" where there is no such thing."""
 
     @property
     def ready(self) -> bool:
@@ -31,6 +33,11 @@ class BodyWriter:
         return bool(cycle.chunked_encoding) and not (
             self._flow.write_paused or cycle.disconnected or cycle.response_complete
         )
+
+    def probe(self) -> None:
+        """Says nothing, where that can be said, to see whether somebody is there."""
+        if self.comment and self.ready:
+            self.write(self.comment)
 
     def write(self, data: bytes) -> None:
         """Only when `ready`, and never empty: that would be the end of the body."""

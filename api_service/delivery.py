@@ -89,6 +89,8 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await self._send(send, self._writer.opening())
             self._body = scope.get("state", {}).get(BODY_WRITER)
+            if self._body is not None:
+                self._body.comment = KEEP_ALIVE
             await self._relay(send)
         except asyncio.CancelledError:
             if not self._stalled:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import httptools
-from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api_service.body_writer import BODY_WRITER, BodyWriter
-from api_service.error_handlers import error_response
+from api_service.crowded import refusing
+from api_service.half_closed import Probing
 from api_service.sse import json_bytes
-from shared.errors import HeadersTooLarge, HeadraceError, InvalidRequest, Overloaded, RequestTimeout
+from shared.errors import HeadersTooLarge, HeadraceError, InvalidRequest, RequestTimeout
 
 __all__ = ["EdgeLimits", "PodProtocol", "protocol_class"]
 
@@ -31,8 +31,6 @@ _CROWDED_S = 2.0
 """A connection beyond the limit gets this long to send the request that it is refused with."""
 _LINGER_S = 2.0
 """So long a refused client may go on sending what nobody looks at."""
-_PROBES = {"/health", "/ready", "/metrics"}
-"""Answered on every connection: a crowded pod is not a dead one."""
 
 _UPGRADE_WORDS = {b"upgrade", b"http2-settings"}
 
@@ -82,12 +80,13 @@ class PodProtocol(HttpToolsProtocol):
         """What still comes is thrown away: the connection ends with the answers that are due."""
         self._timer: asyncio.TimerHandle | None = None
         self._timed: _Stage = "idle"
+        self._probing: Probing | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._crowded = len(self.connections) > self.limits.max_connections
         if self._crowded:
-            self.app = _refusing(self.app, self.limits.refused)
+            self.app = refusing(self.app, self.limits.refused)
         # uvicorn lets a connection that never says anything live for ever.
         idle_s = _CROWDED_S if self._crowded else self.timeout_keep_alive
         self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
@@ -95,12 +94,26 @@ class PodProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells the newest request only, which may be waiting behind the one that is being answered."""
         self._set_timer("idle")
+        if self._probing is not None:
+            self._probing.stop()
         self._unset_keepalive_if_required()
         if (due := self._due) is not None:
             due.disconnected = True
             due.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. Whole requests are answered, as long as it turns out to listen."""
+        due = self._due
+        if due is None or not Probing.possible(due) or (self._stage == "body" and self.cycle is due):
+            return False
+        if not self._deaf:
+            self._refuse(None)
+        if self._probing is None:
+            self._probing = Probing(self.loop, self.transport, lambda: self._due)
+            self._probing.start()
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -279,19 +292,3 @@ class PodProtocol(HttpToolsProtocol):
 def protocol_class(limits: EdgeLimits) -> type[PodProtocol]:
     """For uvicorn's `Config(http=...)`."""
     return type("LimitedProtocol", (PodProtocol,), {"limits": limits})
-
-
-def _refusing(app: ASGIApp, refused: Callable[[str], None]) -> ASGIApp:
-    """Answers probes, refuses everything else."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in _PROBES:
-            await app(scope, receive, send)
-            return
-        error = Overloaded("This server has too many connections. Try again.", retry_after=1.0)
-        refused(error.code)
-        response = error_response(error)
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
-
-    return answer
