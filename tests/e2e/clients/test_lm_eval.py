@@ -11,6 +11,7 @@ import torch
 import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
+from lm_eval.utils import RemoteTokenizer
 
 from tests.e2e.clients.conftest import KEY
 from tests.e2e.conftest import REAL_MODEL
@@ -83,6 +84,22 @@ def test_loglikelihood_of_a_whole_passage(options: dict[str, Any], reference: An
     [score] = model.loglikelihood_rolling(requests_of("loglikelihood_rolling", [(PASSAGE,)]), disable_tqdm=True)
     wanted, _ = reference_score(reference, [model.prefix_token_id], model.tok_encode(PASSAGE))
     assert score == pytest.approx(wanted, abs=1e-2)
+
+
+def test_tokens_may_be_the_servers_own(options: dict[str, Any], reference: Any) -> None:
+    """Nothing but an address: lm-eval asks whether the server tells its tokens. For that it needs the key as well."""
+    theirs = get_model("local-completions")(**options)
+    ours = get_model("local-completions")(base_url=options["base_url"], model=REAL_MODEL, auth_token=KEY)
+    assert isinstance(ours.tokenizer, RemoteTokenizer)
+    assert (ours.eot_token_id, ours.eos_string) == (theirs.eot_token_id, theirs.eos_string)
+    assert ours.prefix_token_id == theirs.prefix_token_id
+    texts = [PASSAGE, *(question + answer for question, answers in QUESTIONS for answer in answers)]
+    assert ours.tok_encode(texts) == theirs.tok_encode(texts)
+    assert ours.decode_batch(ours.tok_encode(texts)) == texts
+    question, [answer, *_] = QUESTIONS[0]
+    [(score, greedy)] = ours.loglikelihood(requests_of("loglikelihood", [(question, answer)]), disable_tqdm=True)
+    wanted, wanted_greedy = reference_score(reference, *theirs._encode_pair(question, answer))
+    assert (score, greedy) == (pytest.approx(wanted, abs=1e-2), wanted_greedy)
 
 
 def test_generate_until(options: dict[str, Any]) -> None:
