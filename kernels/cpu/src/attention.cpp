@@ -200,13 +200,19 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
       plan_tiles(ws, step, row, group, split);
     }
   }
-  // Long tasks first: what is left at the end fills the gaps.
-  std::stable_sort(ws.attention.begin(), ws.attention.end(), [](const AttentionTask& a, const AttentionTask& b) {
-    const auto work = [](const AttentionTask& t) {
-      return int64_t(t.num_tokens) * t.num_kv_heads * (t.last_key - t.first_key);
-    };
-    return work(a) > work(b);
+  // In each part long tasks first: what is left at the end fills the gaps.
+  const Parts rows = cut_rows(step.num_tokens, ws.threads);
+  const auto part = [&](const AttentionTask& t) { return rows.find(step.query_start[t.row] + t.first_token); };
+  const auto work = [](const AttentionTask& t) {
+    return int64_t(t.num_tokens) * t.num_kv_heads * (t.last_key - t.first_key);
+  };
+  std::stable_sort(ws.attention.begin(), ws.attention.end(), [&](const AttentionTask& a, const AttentionTask& b) {
+    return std::pair(part(a), -work(a)) < std::pair(part(b), -work(b));
   });
+  ws.attention_parts = {};
+  ws.attention_parts.count = rows.count;
+  for (const AttentionTask& task : ws.attention) ++ws.attention_parts.bounds[part(task) + 1];
+  for (int i = 0; i < rows.count; ++i) ws.attention_parts.bounds[i + 1] += ws.attention_parts.bounds[i];
   ws.partials.get<float>(ws.partial_floats);
   ws.planned_step = step.serial;
   ws.planned_group = group;
@@ -218,7 +224,7 @@ void attend(Team& team, Workspace& ws, const AttentionCall& call) {
   const auto merge = wide ? run_merge<float> : run_merge<bf16>;
   // The next task of this thread is most likely as many tasks on as there are threads.
   const int64_t count = int64_t(ws.attention.size());
-  team.each(count, 1, [&](int64_t i) {
+  team.each(ws.attention_parts, 1, [&](int64_t i) {
     const AttentionTask* next = i + team.size < count ? &ws.attention[i + team.size] : nullptr;
     run(ws, team.rank, call, ws.attention[i], next);
   });

@@ -212,24 +212,30 @@ void run(Team& team, Workspace& ws, const Gemm& g) {
   // A unit is a panel, or a gate panel and its up panel.
   const int64_t width = g.gated ? 2 : 1, units = panel_count(g.w.out_features) / width;
   const int64_t fitting = BLOCK_BYTES / g.x.ld, block_rows = fitting > MIN_BLOCK_ROWS ? fitting : MIN_BLOCK_ROWS;
-  const int64_t blocks = ceil_div(g.rows, block_rows);
+  const Parts parts = team.cut(g.rows);
+  const int64_t each = ceil_div(ceil_div(g.rows, parts.count), block_rows), blocks = each * parts.count;
+  const int64_t neighbours = ceil_div(team.size, parts.count);
   int64_t per_task = TILE_PANELS / width;
   while (per_task > 1 && units * blocks / per_task < TASKS_PER_THREAD * team.size) per_task /= 2;
   if (HAS_AMX && g.rows >= PAIR_ROWS) per_task = std::min(per_task, 2 / width);
   const int64_t tasks = ceil_div(units, per_task);
-  team.each(tasks * blocks, 1, [&](int64_t task) {
+  Parts ranges;
+  ranges.count = parts.count;
+  for (int i = 0; i < parts.count; ++i) ranges.bounds[i + 1] = (i + 1) * each * tasks;
+  team.each(ranges, 1, [&](int64_t task) {
     const int64_t begin = task % tasks * per_task, end = begin + per_task < units ? begin + per_task : units;
     int64_t panels[TILE_PANELS];
     int count = 0;
     for (int64_t half = 0; half < width; ++half) {
       for (int64_t unit = begin; unit < end; ++unit) panels[count++] = half * units + unit;
     }
-    const int64_t block = task / tasks;
-    const int64_t first = round_up(block * g.rows / blocks, TILE_ROWS);
-    const int64_t last = block + 1 == blocks ? g.rows : round_up((block + 1) * g.rows / blocks, TILE_ROWS);
-    // The next task of this thread is most likely as many tasks on as there are threads.
-    const bool more = begin + team.size * per_task < units;
-    run_task(ws, team.rank, g, first, last, panels, count, more ? team.size * per_task : 0);
+    const int64_t block = task / tasks, part = block / each;
+    const int64_t from = parts.bounds[part], rows = parts.bounds[part + 1] - from;
+    const int64_t first = from + std::min(rows, round_up(block % each * rows / each, TILE_ROWS));
+    const int64_t last = from + std::min(rows, round_up((block % each + 1) * rows / each, TILE_ROWS));
+    // The next task of this thread is most likely as many tasks on as there are threads in this part.
+    const bool more = begin + neighbours * per_task < units;
+    run_task(ws, team.rank, g, first, last, panels, count, more ? neighbours * per_task : 0);
   });
 }
 

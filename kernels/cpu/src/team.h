@@ -22,18 +22,55 @@ namespace headrace {
 constexpr int SPINS = 2000;
 // Of a call that does not say how many it has.
 constexpr int PHASES = 32;
+// Rows of a part, at least: each part's threads read all weights.
+constexpr int64_t PART_ROWS = 128;
+constexpr int MAX_PARTS = 8;
+
+// Work cut into ranges that threads have a home in. They begin there, phase after phase, so what a core has written stays
+// where it is read next: of a prompt's activations, half would lie in another core's cache otherwise. Who has done
+// what is at home helps elsewhere.
+struct Parts {
+  int count = 1;
+  int64_t bounds[MAX_PARTS + 1] = {};
+
+  int64_t end() const { return bounds[count]; }
+  // Of the part that holds item i.
+  int find(int64_t i) const {
+    int part = 0;
+    while (part + 1 < count && i >= bounds[part + 1]) ++part;
+    return part;
+  }
+};
+
+// All that handle the same rows, whatever they do with them, must cut them alike: here.
+inline Parts cut_rows(int64_t rows, int threads) {
+  Parts parts;
+  const int64_t most = threads < MAX_PARTS ? threads : MAX_PARTS, full = rows / PART_ROWS;
+  parts.count = int(full < 1 ? 1 : full < most ? full : most);
+  // At multiples of 32, as many rows as tiles of the matrix kernels have.
+  for (int i = 1; i < parts.count; ++i) parts.bounds[i] = (i * rows / parts.count + 31) / 32 * 32;
+  parts.bounds[parts.count] = rows;
+  return parts;
+}
 
 // What the threads of one call share: of every phase, which of its work is handed out and how much of it is done. A phase
 // ends when its work is done, not when all threads have come by: one that has lost its core (or never got one) holds up
 // nobody unless it was in the middle of something. It may come back many phases later, so none reuses another's counters.
-struct Shared {
-  struct alignas(64) Phase {
-    std::atomic<int64_t> next{0};
-    alignas(64) std::atomic<int64_t> done{0};
+class Shared {
+ public:
+  struct alignas(64) Counter {
+    std::atomic<int64_t> value{0};
   };
-  explicit Shared(int phases) : phases(phases) {}
+  Shared(int phases, int parts) : phases(phases), parts(parts), counters_(size_t(phases) * (parts + 1)) {}
 
-  std::vector<Phase> phases;
+  Counter& done(int phase) { return counters_[size_t(phase) * (parts + 1)]; }
+  Counter& next(int phase, int part) { return counters_[size_t(phase) * (parts + 1) + 1 + part]; }
+
+  const int phases;
+  const int parts;  // of a phase, at most
+
+ private:
+  std::vector<Counter> counters_;
 };
 
 inline void pause() {
@@ -81,37 +118,54 @@ class Team {
  public:
   Team(int rank, int size, Shared& shared) : rank(rank), size(size), shared_(shared) {}
 
-  // f(i) for every i in [0, count), spread over the team; returns when all are done.
+  // f(i) for every i of the parts, spread over the team; returns when all are done.
   template <class F>
-  void each(int64_t count, int64_t chunk, F&& f) {
-    if (phase_ >= shared_.phases.size()) std::abort();  // the call promised fewer
-    Shared::Phase& phase = shared_.phases[phase_++];
+  void each(const Parts& parts, int64_t chunk, F&& f) {
+    if (phase_ >= shared_.phases || parts.count > shared_.parts) std::abort();  // the call promised fewer
+    const int phase = phase_++, home = rank * parts.count / size;
     int64_t done = 0;
-    for (;;) {
-      int64_t begin = phase.next.fetch_add(chunk, std::memory_order_relaxed);
-      if (begin >= count) break;
-      int64_t end = begin + chunk < count ? begin + chunk : count;
-      for (int64_t i = begin; i < end; ++i) f(i);
-      done += end - begin;
+    for (int turn = 0; turn < parts.count; ++turn) {
+      const int part = (home + turn) % parts.count;
+      std::atomic<int64_t>& next = shared_.next(phase, part).value;
+      const int64_t first = parts.bounds[part], last = parts.bounds[part + 1];
+      for (;;) {
+        const int64_t begin = first + next.fetch_add(chunk, std::memory_order_relaxed);
+        if (begin >= last) break;
+        const int64_t end = begin + chunk < last ? begin + chunk : last;
+        for (int64_t i = begin; i < end; ++i) f(i);
+        done += end - begin;
+      }
     }
     if (size == 1) return;
-    if (done) phase.done.fetch_add(done, std::memory_order_acq_rel);
-    wait(phase, count);
+    std::atomic<int64_t>& all = shared_.done(phase).value;
+    if (done) all.fetch_add(done, std::memory_order_acq_rel);
+    wait(all, parts.end());
+  }
+
+  // The same for every i in [0, count), where nothing was done before that belongs to i.
+  template <class F>
+  void each(int64_t count, int64_t chunk, F&& f) {
+    Parts parts;
+    parts.bounds[1] = count;
+    each(parts, chunk, f);
   }
 
   // Rows of equal, small work.
   template <class F>
   void each_row(int64_t count, F&& f) {
-    each(count, 1 + count / (4 * size), f);
+    each(cut_rows(count, shared_.parts), 1 + count / (4 * size), f);
   }
+
+  // How everything in this call cuts so many rows.
+  Parts cut(int64_t rows) const { return cut_rows(rows, shared_.parts); }
 
   const int rank;
   const int size;
 
  private:
   // Spins briefly, as phases are short; then gives the core away, as the missing thread may be waiting for one.
-  void wait(const Shared::Phase& phase, int64_t count) const {
-    for (int spin = 0; phase.done.load(std::memory_order_acquire) < count; ++spin) {
+  static void wait(const std::atomic<int64_t>& done, int64_t count) {
+    for (int spin = 0; done.load(std::memory_order_acquire) < count; ++spin) {
       if (spin < SPINS) {
         pause();
       } else {
@@ -121,13 +175,13 @@ class Team {
   }
 
   Shared& shared_;
-  size_t phase_ = 0;
+  int phase_ = 0;
 };
 
 // phases: how many the body has at most.
 template <class F>
 void parallel(int threads, F&& body, int phases = PHASES) {
-  Shared shared(phases);
+  Shared shared(phases, threads < MAX_PARTS ? (threads < 1 ? 1 : threads) : MAX_PARTS);
   if (threads <= 1) {
     const Numerics numerics;
     body(Team(0, 1, shared));

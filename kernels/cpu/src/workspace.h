@@ -11,6 +11,7 @@
 #endif
 
 #include "activations.h"
+#include "team.h"
 #include "types.h"
 
 namespace headrace {
@@ -98,6 +99,7 @@ struct Workspace {
   Buffer partials;
   std::vector<Buffer> thread_scratch;
   std::vector<AttentionTask> attention;
+  Parts attention_parts;
   std::vector<MergeTask> merges;
   int64_t partial_floats = 0;
   int64_t planned_step = -1;  // HrStep.serial and query heads per KV head the attention tasks were made for

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.isa import Level, available_levels
+from kernels.cpu.library import Library
 from kernels.cpu.native import NativeOps
 from kernels.interface import Ops
 from kernels.layout import AttentionWeights, MlpWeights, ModelWeights
@@ -161,6 +163,22 @@ def test_steps_of_growing_and_shrinking_batches_share_scratch(native: NativeOps)
             outputs.append(ops.forward(weights, ids, None, ops.begin(batch.layout, cache, rope)))
         for got, wanted in zip(*outputs, strict=True):
             assert relative_error(got, wanted) < 3e-6
+
+
+@pytest.mark.parametrize("level", available_levels(), ids=lambda level: level.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_number_of_threads_gives_the_same_bits(level: Level, dtype: torch.dtype) -> None:
+    """Long prompts are cut into parts that threads have a home in: as many as there are threads, or rows for."""
+    shape = SHAPES[1]
+    library, rope, ids = Library(level), rope_table(8, 1200), _token_ids(1136, 3)
+    outputs = []
+    for threads in (1, 2, 3, 5, 12):
+        ops = NativeOps(library, threads)
+        batch = _batch(shape, dtype, [(1, 700), (130, 300), (5, 5), (1000, 1200)], 2)
+        step = ops.begin(batch.layout, batch.cache, rope)
+        outputs.append([part.clone() for part in ops.forward(_model(ops, 2, shape, dtype), ids, None, step)])
+    for other in outputs[1:]:
+        assert all(torch.equal(mine, wanted) for mine, wanted in zip(other, outputs[0], strict=True))
 
 
 def test_two_threads_may_share_an_op_table(native: NativeOps) -> None:
