@@ -55,18 +55,17 @@ inline void amx_multiply_values(const bf16* values, const bf16* weights) {
 }
 
 // One panel against one block, while the matrix unit makes the scores of what comes next.
-template <bool MASKED, bool SCALED>
-void amx_panel(const Tile<bf16>& t, float* scores, const float* key_scales, const float* value_scales,
-               const bf16* values, int64_t first, int64_t lane, float scale, float* acc, const bf16* next_keys,
-               float* next_scores) {
+template <bool MASKED>
+void amx_panel(const Tile<bf16>& t, float* scores, const bf16* values, int64_t first, int64_t lane, float scale,
+               float* acc, const bf16* next_keys, float* next_scores) {
   vf factor;
-  if (find_reference<bf16, MASKED, SCALED>(t, scores, key_scales, first, lane, scale, factor)) {
+  if (find_reference<bf16, MASKED>(t, scores, first, lane, scale, factor)) {
     amx_store_values(acc);
     rescale(t, lane, factor);
     __asm__ volatile("" ::: "memory");
     amx_load_values(acc);
   }
-  exponentials<bf16, MASKED, SCALED>(t, scores, value_scales, first, lane, scale, t.weights, [&](int64_t j) {
+  exponentials<bf16, MASKED>(t, scores, first, lane, scale, t.weights, [&](int64_t j) {
     if (next_keys) amx_multiply_keys(next_keys + j * AMX_WIDTH, next_scores + j * BAND);
     if (j == 32) amx_multiply_values(values, t.weights);
   });
@@ -74,9 +73,7 @@ void amx_panel(const Tile<bf16>& t, float* scores, const float* key_scales, cons
 }
 
 // All panels that may see some of up to two loaded blocks.
-template <class S>
-void amx_attend(const Tile<bf16>& t, const Block<S>* const* blocks, int64_t first, int count, float scale) {
-  constexpr bool SCALED = sizeof(S) == 1;
+inline void amx_attend(const Tile<bf16>& t, int64_t first, int count, float scale) {
   const int64_t panels = ceil_div(t.rows, PANEL);
   const auto sees = [&](int64_t panel, int block) {
     return t.seen[panel * PANEL + PANEL - 1] > first + block * KEY_BLOCK;
@@ -93,11 +90,9 @@ void amx_attend(const Tile<bf16>& t, const Block<S>* const* blocks, int64_t firs
     const int64_t next_panel = last ? panel + 1 : panel, next_block = last ? 0 : block + 1;
     if (last && next_panel < panels) amx_load_queries(t.query + next_panel * PANEL * t.depth);
     const int64_t at = first + block * KEY_BLOCK, lane = panel * PANEL;
-    const Block<S>& b = *blocks[block];
-    const auto run = t.seen[lane] < at + KEY_BLOCK ? amx_panel<true, SCALED> : amx_panel<false, SCALED>;
-    run(t, t.scores + turn * PANEL, b.key_scales, b.value_scales, t.values + block * KEY_BLOCK * AMX_WIDTH, at, lane,
-        scale, acc, next_panel < panels ? t.keys + next_block * KEY_BLOCK * AMX_WIDTH : nullptr,
-        t.scores + (turn ^ 1) * PANEL);
+    const auto run = t.seen[lane] < at + KEY_BLOCK ? amx_panel<true> : amx_panel<false>;
+    run(t, t.scores + turn * PANEL, t.values + block * KEY_BLOCK * AMX_WIDTH, at, lane, scale, acc,
+        next_panel < panels ? t.keys + next_block * KEY_BLOCK * AMX_WIDTH : nullptr, t.scores + (turn ^ 1) * PANEL);
     if (last) amx_store_values(acc);
     panel = next_panel;
     block = int(next_block);

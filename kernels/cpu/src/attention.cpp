@@ -48,10 +48,21 @@ void plan_stream(Workspace& ws, const HrStep& step, int32_t row, int64_t group, 
   ws.partial_floats += heads * stride;
 }
 
+// Query rows of this batch's tiles. A row's result does not depend on which others share its tile.
+int64_t tile_queries(const HrStep& step, int64_t group, int threads) {
+  const int64_t all = step.query_start[step.num_rows] * group * step.num_kv_heads;
+  int64_t queries = MOST_TILE_QUERIES;
+  while (queries > TILE_QUERIES &&
+         (queries * step.head_dim > TILE_FEATURES || all < TILES_PER_THREAD * threads * queries)) {
+    queries /= 2;
+  }
+  return queries;
+}
+
 // split: spreads a tile's segments over threads where its queries are few. The result has the same bits either way.
-void plan_tiles(Workspace& ws, const HrStep& step, int32_t row, int64_t group, bool split) {
+void plan_tiles(Workspace& ws, const HrStep& step, int32_t row, int64_t group, int64_t queries, bool split) {
   const int32_t tokens = step.query_start[row + 1] - step.query_start[row];
-  const int32_t tile = int32_t(std::max<int64_t>(1, TILE_QUERIES / group));
+  const int32_t tile = int32_t(std::max<int64_t>(1, queries / group));
   for (int32_t first = 0; first < tokens; first += tile) {
     const int32_t count = std::min(tile, tokens - first), last_key = step.seq_lens[row] - tokens + first + count;
     for (int32_t head = 0; head < step.num_kv_heads; ++head) {
@@ -190,6 +201,7 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   const bool streams = !ws.invariant && can_stream(step, group);
   const bool all_tiled = ws.invariant || (HAS_AMX && step.dtype == HR_BF16);
   const bool split = step.num_rows * step.num_kv_heads < ENOUGH_TASKS * ws.threads;
+  const int64_t queries = tile_queries(step, group, ws.threads);
   for (int32_t row = 0; row < step.num_rows; ++row) {
     const bool single = step.query_start[row + 1] - step.query_start[row] == 1;
     if (single && streams) {
@@ -197,7 +209,7 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
     } else if (single && !all_tiled) {
       plan_decode(ws, step, row, group);
     } else {
-      plan_tiles(ws, step, row, group, split);
+      plan_tiles(ws, step, row, group, queries, split);
     }
   }
   // In each part long tasks first: what is left at the end fills the gaps.

@@ -48,8 +48,10 @@ void merge_decode(Workspace& ws, const AttentionCall& call, const MergeTask& tas
 template <class A>
 void merge_tiles(Workspace& ws, const AttentionCall& call, const MergeTask& task);
 
-// Query rows (tokens times heads) of a tile: enough to make loading its keys cheap, few enough for the cache.
-constexpr int64_t TILE_QUERIES = HAS_AMX ? 192 : 96;
+// Query rows (tokens times heads) of a tile: enough to make loading its keys cheap, few enough for the cache, which holds
+// so many features of them, and to give every thread some tasks.
+constexpr int64_t TILE_QUERIES = HAS_AMX ? 192 : 96, MOST_TILE_QUERIES = HAS_AMX ? 768 : 96;
+constexpr int64_t TILE_FEATURES = MOST_TILE_QUERIES * 64, TILES_PER_THREAD = 4;
 // Query rows of a tile that are computed together.
 constexpr int64_t BAND = 2 * PANEL;
 // Keys of a vector task; longer rows are split and merged.

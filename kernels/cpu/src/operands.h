@@ -12,10 +12,14 @@ inline vf load_from(const T* row, int64_t at, int64_t dim) {
   return at < dim ? load_upto(row + at, dim - at) : vf{};
 }
 
-// One row of `dim` elements -> `padded` of the multiplied type, zero past dim. padded is a multiple of 32.
+// One row of `dim` elements -> `padded` of the multiplied type, zero past dim. padded is a multiple of 32. Only int8 has
+// a scale.
 template <class S, class E>
-inline void convert_row(const S* row, int64_t dim, int64_t padded, E* to) {
-  for (int64_t d = 0; d < padded; d += VL) store(to + d, load_from(row, d, dim));
+inline void convert_row(const S* row, float scale, int64_t dim, int64_t padded, E* to) {
+  for (int64_t d = 0; d < padded; d += VL) {
+    const vf part = load_from(row, d, dim);
+    store(to + d, sizeof(S) == 1 ? part * scale : part);
+  }
 }
 
 // Rows of VL query vectors -> their lanes of a panel's steps.
@@ -58,7 +62,7 @@ inline vu load_pairs(const bf16* p, int64_t n) {
   return load_as<vu>(lanes);
 }
 
-inline void convert_row(const bf16* row, int64_t dim, int64_t padded, bf16* to) {
+inline void convert_row(const bf16* row, float, int64_t dim, int64_t padded, bf16* to) {
   for (int64_t d = 0; d < padded; d += 32) store_as(to + d, load_pairs(row + d, dim - d));
 }
 

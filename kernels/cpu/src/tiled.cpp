@@ -80,27 +80,27 @@ void write_results(const State& state, const AttentionCall& call, int32_t row, i
 
 // Every band that may see keys of the block. The products of the next band are under way while this one's exponentials
 // are computed: the matrix unit works beside the vector units.
-template <class S, class E>
-void attend_block(const Tile<E>& t, const Block<S>& block, int64_t at, int64_t first, float scale) {
+template <class E>
+void attend_block(const Tile<E>& t, int64_t at, int64_t first, float scale) {
   int64_t band = 0;
   while (t.seen[band * BAND + BAND - 1] <= first) ++band;
   multiply_keys(t, at, band);
   for (; band < t.bands; ++band) {
     if (band + 1 < t.bands) multiply_keys(t, at, band + 1);
-    soften_band(t, block, first, band, scale);
+    soften_band(t, first, band, scale);
     multiply_values(t, at, band);
   }
 }
 
 // One or two loaded blocks, the first of which begins at key `first`.
-template <class S, class E>
-void attend_blocks(const Tile<E>& t, const Block<S>* const* blocks, int64_t first, int count, float scale) {
+template <class E>
+void attend_blocks(const Tile<E>& t, int64_t first, int count, float scale) {
 #if defined(__AMX_BF16__)
   if constexpr (sizeof(E) == 2) {
-    if (t.width == AMX_WIDTH) return amx_attend(t, blocks, first, count, scale);
+    if (t.width == AMX_WIDTH) return amx_attend(t, first, count, scale);
   }
 #endif
-  for (int i = 0; i < count; ++i) attend_block(t, *blocks[i], i, first + i * KEY_BLOCK, scale);
+  for (int i = 0; i < count; ++i) attend_block(t, i, first + i * KEY_BLOCK, scale);
 }
 
 }  // namespace
@@ -129,10 +129,9 @@ void attend_tile(Workspace& ws, int rank, const AttentionCall& call, const Atten
   for (int64_t first = task.first_key; first < task.last_key; first += 2 * KEY_BLOCK) {
     const int64_t next = first + 2 * KEY_BLOCK;
     if (next < task.last_key) find_pair(next);
-    const Block<S>* pair[2] = {&ring[first / KEY_BLOCK % 4], &ring[first / KEY_BLOCK % 4 + 1]};
     const int count = first + KEY_BLOCK < task.last_key ? 2 : 1;
-    for (int i = 0; i < count; ++i) load_block(t, *pair[i], i);
-    attend_blocks(t, pair, first, count, scale);
+    for (int i = 0; i < count; ++i) load_block(t, ring[first / KEY_BLOCK % 4 + i], i);
+    attend_blocks(t, first, count, scale);
     if (next == segment_end(first) && next < task.last_key) {
       if (folded) {
         fold<E>(t.whole, t.part, t.rows, t.width);

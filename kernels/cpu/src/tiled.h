@@ -9,6 +9,13 @@
 #include "attention.h"
 #include "operands.h"
 
+// Whether weights in bf16 are made as half_softmax.h does.
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#define HR_HALF_WEIGHTS 1
+#else
+#define HR_HALF_WEIGHTS 0
+#endif
+
 namespace headrace {
 namespace {
 
@@ -42,6 +49,16 @@ struct Softmax<bf16> {
   static constexpr Product PRODUCT = Product::BF16;
   static vf power(vf x) { return vexp2_fast(x); }
 };
+
+// What sums relative to `from` are multiplied with to be relative to `to`, which is not below it. Exactly 1 where equal,
+// and exact where references are whole numbers (half_softmax.h).
+template <class E>
+inline vf rescaling(vf from, vf to) {
+#if HR_HALF_WEIGHTS
+  if constexpr (sizeof(E) == 2) return to > from ? scale_by_power(splat(1.0f), from - to) : splat(1.0f);
+#endif
+  return to > from ? Softmax<E>::power(from - to) : splat(1.0f);
+}
 
 // What a tile has gathered over some keys.
 struct State {
@@ -125,7 +142,7 @@ void load_queries(const Tile<E>& t, const AttentionCall& call, const AttentionTa
         rows[i] = row;
       } else {
         rows[i] = t.keys + i * t.depth;
-        convert_row(row, t.dim, t.depth, t.keys + i * t.depth);
+        convert_row(row, 1.0f, t.dim, t.depth, t.keys + i * t.depth);
       }
     }
     pack_lanes(rows, sizeof(A) == sizeof(E) ? t.dim : t.depth, t.depth, panel);
@@ -155,7 +172,6 @@ void find_block(const AttentionCall& call, Slots& slots, int64_t count, Block<S>
       block.value_scales[j] = step.value_scales[call.layer][offset / step.head_dim];
     }
   }
-  for (int64_t j = count; j < KEY_BLOCK; ++j) block.key_scales[j] = block.value_scales[j] = 0.0f;
 }
 
 template <class S>
@@ -168,13 +184,14 @@ void fetch_block(const Block<S>& block, int64_t dim) {
   }
 }
 
-// Block `at` of the tile's two. Slots past the end are not read, they may hold anything: zeros stand in for them.
+// Block `at` of the tile's two. Slots past the end are not read, they may hold anything: zeros stand in for them. int8
+// is scaled here, once for all query rows; for bf16 models it is rounded as a cache in bf16 would be.
 template <class S, class E>
 void load_block(const Tile<E>& t, const Block<S>& block, int64_t at) {
   E* const to = t.keys + at * KEY_BLOCK * t.depth;
   const E* values[KEY_BLOCK];
   for (int64_t j = 0; j < block.count; ++j) {
-    convert_row(block.keys[j], t.dim, t.depth, to + j * t.depth);
+    convert_row(block.keys[j], block.key_scales[j], t.dim, t.depth, to + j * t.depth);
     values[j] = t.staged + j * t.width;
     if constexpr (std::is_same_v<S, E>) {
       if (t.dim == t.width) {
@@ -182,7 +199,7 @@ void load_block(const Tile<E>& t, const Block<S>& block, int64_t at) {
         continue;
       }
     }
-    convert_row(block.values[j], t.dim, t.width, t.staged + j * t.width);
+    convert_row(block.values[j], block.value_scales[j], t.dim, t.width, t.staged + j * t.width);
   }
   for (int64_t j = block.count; j < KEY_BLOCK; ++j) {
     std::memset(to + j * t.depth, 0, t.depth * sizeof(E));

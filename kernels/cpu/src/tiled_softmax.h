@@ -2,7 +2,7 @@
 // Included by tiled.cpp alone.
 #pragma once
 
-#include "tiled.h"
+#include "half_softmax.h"
 
 namespace headrace {
 namespace {
@@ -12,25 +12,20 @@ float* scores_of(const Tile<E>& t, int64_t band) {
   return t.scores + band % 2 * KEY_BLOCK * BAND;
 }
 
-// What sums relative to `from` are multiplied with to be relative to `to`, which is not below it. Exactly 1 where equal.
-template <class E>
-inline vf rescaling(vf from, vf to) {
-  return to > from ? Softmax<E>::power(from - to) : splat(1.0f);
-}
-
 // Masks and scales the scores of VL query rows, and moves their reference where it must: what was gathered before is then
 // to be multiplied with `factor`. Returns whether any has moved.
-template <class E, bool MASKED, bool SCALED>
-bool find_reference(const Tile<E>& t, float* scores, const float* key_scales, int64_t first, int64_t lane, float scale,
-                    vf& factor) {
+template <class E, bool MASKED>
+bool find_reference(const Tile<E>& t, float* scores, int64_t first, int64_t lane, float scale, vf& factor) {
+#if HR_HALF_WEIGHTS
+  if constexpr (sizeof(E) == 2) return find_half_reference<MASKED>(t, scores, first, lane, scale, factor);
+#endif
   const vi seen = load_as<vi>(t.seen + lane) - int32_t(first);
   vf highest[4] = {splat(FLOOR), splat(FLOOR), splat(FLOOR), splat(FLOOR)};
   for (int64_t j = 0; j < KEY_BLOCK; j += 4) {
     for (int i = 0; i < 4; ++i) {
       vf score = load(scores + (j + i) * BAND);
-      if constexpr (SCALED) score *= key_scales[j + i];
       if constexpr (MASKED) score = seen > int32_t(j + i) ? score : splat(FLOOR);
-      if constexpr (MASKED || SCALED) store(scores + (j + i) * BAND, score);
+      if constexpr (MASKED) store(scores + (j + i) * BAND, score);
       highest[i] = vmax(score, highest[i]);
     }
   }
@@ -53,9 +48,12 @@ void rescale(const Tile<E>& t, int64_t lane, vf factor) {
 }
 
 // Scores of VL query rows -> weights [KEY_BLOCK] of a panel's lanes. Calls between(j) in front of every 16 keys.
-template <class E, bool MASKED, bool SCALED, class F>
-inline void exponentials(const Tile<E>& t, const float* scores, const float* value_scales, int64_t first, int64_t lane,
-                         float scale, E* panel, F&& between) {
+template <class E, bool MASKED, class F>
+inline void exponentials(const Tile<E>& t, const float* scores, int64_t first, int64_t lane, float scale, E* panel,
+                         F&& between) {
+#if HR_HALF_WEIGHTS
+  if constexpr (sizeof(E) == 2) return half_exponentials<MASKED>(t, scores, first, lane, scale, panel, between);
+#endif
   const vi seen = load_as<vi>(t.seen + lane) - int32_t(first);
   const vf top = load(t.part.top + lane);
   vf even = {}, odd = {};
@@ -70,34 +68,28 @@ inline void exponentials(const Tile<E>& t, const float* scores, const float* val
       }
       even += a;
       odd += b;
-      if constexpr (SCALED) {
-        a *= value_scales[j];
-        b *= value_scales[j + 1];
-      }
       store_weights(a, b, j, lane % PANEL, panel);
     }
   }
   store(t.part.total + lane, load(t.part.total + lane) + (even + odd));
 }
 
-template <class E, bool MASKED, bool SCALED>
-void soften_lanes(const Tile<E>& t, float* scores, const float* key_scales, const float* value_scales, int64_t first,
-                  int64_t lane, float scale) {
+template <class E, bool MASKED>
+void soften_lanes(const Tile<E>& t, float* scores, int64_t first, int64_t lane, float scale) {
   vf factor;
   scores += lane % BAND;
-  if (find_reference<E, MASKED, SCALED>(t, scores, key_scales, first, lane, scale, factor)) rescale(t, lane, factor);
-  exponentials<E, MASKED, SCALED>(t, scores, value_scales, first, lane, scale,
-                                  t.weights + lane % BAND / PANEL * PANEL * KEY_BLOCK, [](int64_t) {});
+  if (find_reference<E, MASKED>(t, scores, first, lane, scale, factor)) rescale(t, lane, factor);
+  E* const panel = t.weights + lane % BAND / PANEL * PANEL * KEY_BLOCK;
+  exponentials<E, MASKED>(t, scores, first, lane, scale, panel, [](int64_t) {});
 }
 
-template <class S, class E>
-void soften_band(const Tile<E>& t, const Block<S>& block, int64_t first, int64_t band, float scale) {
-  constexpr bool SCALED = sizeof(S) == 1;
+template <class E>
+void soften_band(const Tile<E>& t, int64_t first, int64_t band, float scale) {
   const bool masked = t.seen[band * BAND] < first + KEY_BLOCK;
-  const auto run = masked ? soften_lanes<E, true, SCALED> : soften_lanes<E, false, SCALED>;
+  const auto run = masked ? soften_lanes<E, true> : soften_lanes<E, false>;
   const int64_t end = band * BAND + panels_of(t, band) * PANEL;
   for (int64_t lane = band * BAND; lane < end; lane += VL) {
-    run(t, scores_of(t, band), block.key_scales, block.value_scales, first, lane, scale);
+    run(t, scores_of(t, band), first, lane, scale);
   }
 }
 

@@ -33,8 +33,8 @@ constexpr float LOG2_E = 1.44269504088896341f;
 inline vf vexp(vf x) {
   const vf low = splat(-87.3f);
   vi tiny = x < low;
-  x = vmax(x, low);
-  x = -vmax(-x, splat(-88.0f));
+  x = vmax(low, x);  // in this order NaN stays NaN
+  x = -vmax(splat(-88.0f), -x);
   vf n = round_even(x * LOG2_E);
   vf r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
