@@ -20,7 +20,6 @@ _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
 _FLAG_OF = {
     "avx512_bf16": "avx512bf16",
-    "avx512_vbmi": "avx512vbmi",
     "avx512_vnni": "avx512vnni",
     "amx_tile": "amx-tile",
     "amx_bf16": "amx-bf16",
@@ -46,8 +45,8 @@ class Level:
 
 
 LEVELS = (
-    Level("amx", (*_AVX512, "avx512_bf16", "avx512_vbmi", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")),
-    Level("avx512", _AVX512, ("avx512_bf16", "avx512_vbmi", "avx512_vnni")),
+    Level("amx", (*_AVX512, "avx512_bf16", "avx512vbmi", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")),
+    Level("avx512", _AVX512, ("avx512_bf16", "avx512vbmi", "avx512_vnni")),
     Level("avx2", _AVX2),
     Level("portable", ()),
 )

@@ -15,14 +15,18 @@ constexpr float STEPS = 128.0f, UNIT_POWER = 12582912.0f + 127.0f * STEPS;
 
 // By how much the fraction of 2^(f / 128) is smaller than f: round(f - 128 * (2^(f / 128) - 1)). Never more than f.
 alignas(64) constexpr uint8_t BENDS[128] = {
-    0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8,
-    8, 8, 8, 8, 8, 9, 9, 9, 9, 9, 9, 9, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11,
-    11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9, 9, 9, 9, 9,
-    9, 9, 8, 8, 8, 8, 8, 7, 7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 5, 4, 4, 4, 3, 3, 3, 3, 2, 2, 1, 1, 1, 0};
+    0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4,
+    4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8,
+    8, 8, 8, 8, 8, 9, 9, 9, 9, 9, 9, 9, 10, 10, 10, 10,
+    10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11,
+    11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11,
+    11, 11, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9, 9, 9, 9, 9,
+    9, 9, 8, 8, 8, 8, 8, 7, 7, 7, 7, 7, 6, 6, 6, 6,
+    5, 5, 5, 4, 4, 4, 3, 3, 3, 3, 2, 2, 1, 1, 1, 0};
 
 // 2^(score * scale - top) of two consecutive keys for VL query rows -> bf16, within 0.65 %: 0.27 from powers in steps of
-// 1 / 128, 0.37 from a fraction of 8 bits; where that is below 2^-125, this. base: UNIT_POWER - top * STEPS. Scores that are
-// not a number give 0.
+// 1 / 128, 0.37 from a fraction of 8 bits; where that is below 2^-125, this. base: UNIT_POWER - top * STEPS. Scores that
+// are not a number give 0.
 inline vu half_weights(vf even, vf odd, float scale, vf base) {
   // The last 16 bits of a float: powers as integers, in steps. Read as bf16 these are straight lines from one power of
   // two to the next, and what they are too high depends on the fraction alone.
@@ -37,8 +41,8 @@ inline vu half_weights(vf even, vf odd, float scale, vf base) {
   return (vu)_mm512_sub_epi16(both, bends);
 }
 
-// See find_reference of tiled_softmax.h. References are whole numbers, so that rescaling is exact. Rows with a score that is
-// infinite or not a number get a sum that is not: their weights would not show it.
+// See find_reference of tiled_softmax.h. References are whole numbers, so that rescaling is exact. Rows with a score that
+// is infinite or not a number get a sum that is not: their weights would not show it.
 template <bool MASKED>
 bool find_half_reference(const Tile<bf16>& t, const float* scores, int64_t first, int64_t lane, float scale, vf& factor) {
   const vi seen = load_as<vi>(t.seen + lane) - int32_t(first);
