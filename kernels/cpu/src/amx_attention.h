@@ -7,17 +7,19 @@
 
 constexpr int64_t AMX_WIDTH = 64;
 
+// Queries and values of a panel pass through the first-level cache, which the pair of blocks fills: both are loaded with
+// the hint that they will not be needed again.
 // Tile registers: 0-3 gathered values, 16 features each; 4-5 queries; 6 scores, then weights; 7 keys, then values.
 inline void amx_load_queries(const bf16* panel) {
-  _tile_loadd(4, panel, STEP_BYTES);
-  _tile_loadd(5, panel + 16 * PANEL * 2, STEP_BYTES);
+  _tile_stream_loadd(4, panel, STEP_BYTES);
+  _tile_stream_loadd(5, panel + 16 * PANEL * 2, STEP_BYTES);
 }
 
 inline void amx_load_values(const float* acc) {
-  _tile_loadd(0, acc, BAND * 4);
-  _tile_loadd(1, acc + 16 * BAND, BAND * 4);
-  _tile_loadd(2, acc + 32 * BAND, BAND * 4);
-  _tile_loadd(3, acc + 48 * BAND, BAND * 4);
+  _tile_stream_loadd(0, acc, BAND * 4);
+  _tile_stream_loadd(1, acc + 16 * BAND, BAND * 4);
+  _tile_stream_loadd(2, acc + 32 * BAND, BAND * 4);
+  _tile_stream_loadd(3, acc + 48 * BAND, BAND * 4);
 }
 
 inline void amx_store_values(float* acc) {
@@ -27,8 +29,7 @@ inline void amx_store_values(float* acc) {
   _tile_stored(3, acc + 48 * BAND, BAND * 4);
 }
 
-// 16 keys [16][64] times the queries -> scores [16], one of a pair side by side: stores to the one must not look like
-// stores to the other, as they do 4 KiB apart.
+// 16 keys [16][64] times the queries -> scores [16].
 inline void amx_multiply_keys(const bf16* keys, float* scores) {
   __asm__ volatile("" ::: "memory");
   _tile_zero(6);
@@ -56,19 +57,24 @@ inline void amx_multiply_values(const bf16* values, const bf16* weights) {
 
 // One panel against one block, while the matrix unit makes the scores of what comes next.
 template <bool MASKED>
-void amx_panel(const Tile<bf16>& t, float* scores, const bf16* values, int64_t first, int64_t lane, float scale,
-               float* acc, const bf16* next_keys, float* next_scores) {
+void amx_panel(const Tile<bf16>& t, const bf16* values, int64_t first, int64_t lane, float scale, float* acc,
+               const bf16* next_keys) {
+  // Scores take the place of those that are used up: the first-level cache is full.
+  const auto next = [&](int64_t j) {
+    if (next_keys) amx_multiply_keys(next_keys + j * AMX_WIDTH, t.scores + j * BAND);
+  };
   vf factor;
-  if (find_reference<bf16, MASKED>(t, scores, first, lane, scale, factor)) {
+  if (find_reference<bf16, MASKED>(t, t.scores, first, lane, scale, factor)) {
     amx_store_values(acc);
     rescale(t, lane, factor);
     __asm__ volatile("" ::: "memory");
     amx_load_values(acc);
   }
-  exponentials<bf16, MASKED>(t, scores, first, lane, scale, t.weights, [&](int64_t j) {
-    if (next_keys) amx_multiply_keys(next_keys + j * AMX_WIDTH, next_scores + j * BAND);
+  exponentials<bf16, MASKED>(t, t.scores, first, lane, scale, t.weights, [&](int64_t j) {
+    if (j > 0) next(j - 16);
     if (j == 32) amx_multiply_values(values, t.weights);
   });
+  next(KEY_BLOCK - 16);
   amx_multiply_values(values + 32, t.weights + 32 * PANEL);
 }
 
@@ -80,7 +86,7 @@ inline void amx_attend(const Tile<bf16>& t, int64_t first, int count, float scal
   };
   int64_t panel = 0;
   while (!sees(panel, 0)) ++panel;
-  int block = 0, turn = 0;
+  int block = 0;
   amx_load_queries(t.query + panel * PANEL * t.depth);
   for (int64_t j = 0; j < KEY_BLOCK; j += 16) amx_multiply_keys(t.keys + j * AMX_WIDTH, t.scores + j * BAND);
   while (panel < panels) {
@@ -91,12 +97,11 @@ inline void amx_attend(const Tile<bf16>& t, int64_t first, int count, float scal
     if (last && next_panel < panels) amx_load_queries(t.query + next_panel * PANEL * t.depth);
     const int64_t at = first + block * KEY_BLOCK, lane = panel * PANEL;
     const auto run = t.seen[lane] < at + KEY_BLOCK ? amx_panel<true> : amx_panel<false>;
-    run(t, t.scores + turn * PANEL, t.values + block * KEY_BLOCK * AMX_WIDTH, at, lane, scale, acc,
-        next_panel < panels ? t.keys + next_block * KEY_BLOCK * AMX_WIDTH : nullptr, t.scores + (turn ^ 1) * PANEL);
+    run(t, t.values + block * KEY_BLOCK * AMX_WIDTH, at, lane, scale, acc,
+        next_panel < panels ? t.keys + next_block * KEY_BLOCK * AMX_WIDTH : nullptr);
     if (last) amx_store_values(acc);
     panel = next_panel;
     block = int(next_block);
-    turn ^= 1;
   }
 }
 
