@@ -24,12 +24,13 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(300)]
 
 OUTPUT = 8
 LENGTHS = [1, 16, 17, 70, 130, 260]
-PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.9, "repetition_penalty": 1.3}
+PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 1.5, "repetition_penalty": 2.0}
 SAMPLING: list[dict[str, float]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "top_p": 0.95},
     {"temperature": 0.8, "top_k": 40},
-    {"temperature": 1.0, **PENALTIES},
+    # Cold enough for tokens to come again, which is what penalties decide about.
+    {"temperature": 0.3, **PENALTIES},
 ]
 PENALISED = 3
 ENOUGH_BLOCKS = 400
