@@ -28,8 +28,8 @@ _TOLERANCE = 0.1
 """Relative error of a kind up to which it is believed in full."""
 _REWEIGHTINGS = 3
 _RIDGE = np.array([1.0, 1.0, 1.0, 30.0, 30.0, 30.0]) * 1e-3
-"""How firmly each coefficient stays where it is as long as the steps seen do not tell it from others: what may be due to
-the number of tokens is not put down to attention, which grows with the square of a chunk."""
+"""How firmly each coefficient stays where it is as long as the steps seen do not tell it from others: what may be due
+to the number of tokens is not put down to attention, which grows with the square of a chunk."""
 
 
 @dataclass(slots=True)
