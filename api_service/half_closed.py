@@ -19,6 +19,9 @@ __all__ = ["Probing"]
 _FIRST_S, _LAST_S = 0.02, 2.0
 """Time before the first probe and most between two, each pause twice the one before: quick answers need none, and who
 left is found out at the second."""
+_QUICK_S, _UNANSWERED_S = 0.1, 10.0
+"""Before the answer, pauses that would be longer than the one become the other: some clients bear only five answers
+before the answer."""
 _UNHEARD_MS = 20_000
 """A client that acknowledges nothing for so long is gone: behind a firewall nobody sends resets."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -61,11 +64,13 @@ class Probing:
     def _probe(self, pause_s: float) -> None:
         if self._transport.is_closing():
             return
-        cycle = self._due()
+        cycle, next_s = self._due(), min(2 * pause_s, _LAST_S)
+        if cycle is not None and not cycle.response_started and next_s > _QUICK_S:
+            next_s = _UNANSWERED_S
         if cycle is not None and not cycle.flow.write_paused:
             body: BodyWriter = cycle.scope["state"][BODY_WRITER]
             if cycle.response_started:
                 body.probe()
             elif self.possible(cycle):
                 self._transport.write(_CONTINUE)
-        self._again(min(2 * pause_s, _LAST_S))
+        self._again(next_s)
