@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 
 import torch
+from torch import Tensor
 
 from kernels.cpu.build import must_compile
+from kernels.cpu.expand import expand
 from kernels.cpu.library import load
 from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
@@ -46,6 +48,7 @@ __all__ = [
     "QuantizedTensor",
     "RopeTable",
     "Step",
+    "expand_blocks",
     "kv_cache_bytes",
     "new_kv_cache",
     "populate",
@@ -73,6 +76,15 @@ def select_backend(device: torch.device | str, *, batch_invariant: bool = False)
     ops = OneDnnOps() if torch._C._has_mkldnn else ReferenceOps()
     ops.note = library
     return ops
+
+
+def expand_blocks(blocks: Tensor, kind: str, destination: Tensor) -> bool:
+    """Whether the native kernels wrote the numbers of GGUF blocks to `destination`; False: nothing is written.
+
+    blocks uint8 [rows, bytes of a row] of the GGUF type `kind`, destination [rows, columns] of as many numbers.
+    """
+    library = load() if _wants_native() else ""
+    return not isinstance(library, str) and expand(library, blocks, kind, destination)
 
 
 def will_compile(device: torch.device | str) -> bool:

@@ -1,8 +1,8 @@
 """GGUF tensor data -> floating-point weights, written straight into their destination.
 
-The formats of small models (float types and Q4_0 … Q8_0) are expanded by vectorised torch here; K-quants and the rest
-by the gguf library's own code. Work goes through row chunks that stay in the processor's cache, on one thread: no full
-float32 copy ever exists.
+The formats of small models (Q4_0 … Q8_0) are expanded by the native kernels where those serve, and else by vectorised
+torch here; K-quants and the rest by the gguf library's own code. Without the kernels, work goes through row chunks that
+stay in the processor's cache, on one thread: no full float32 copy ever exists.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gguf.quants import dequantize as gguf_dequantize
 from torch import Tensor
 
 from engine_worker.errors import LoadError
+from kernels.ops import expand_blocks
 
 __all__ = ["dequantize_into", "row_bytes"]
 
@@ -49,6 +50,8 @@ def dequantize_into(raw: Tensor, kind: GGMLQuantizationType, destination: Tensor
         raise LoadError(f"{kind.name} data of shape {tuple(raw.shape)} does not expand to {rows} x {columns}.")
     if kind in _FLOAT_TYPES:
         destination.copy_(raw.view(_FLOAT_TYPES[kind]))
+        return
+    if expand_blocks(raw, kind.name, destination):
         return
     step = max(1, _CHUNK_ELEMENTS // columns)
     with _one_thread():

@@ -119,6 +119,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_packed_bytes": (c_int64, [c_int64] * 3),
     "hr_advise_large_pages": (None, [c_void_p, c_int64]),
     "hr_pack": (None, [c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "hr_expand": (c_int32, [c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
     "hr_linear": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p, c_int64]),
     "hr_rows": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p]),
     "hr_attention_block": (None, [c_void_p, _STEP, _ATTENTION, c_int64, c_void_p, c_void_p, c_void_p]),

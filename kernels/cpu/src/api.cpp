@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "expand.h"
 #include "fused.h"
 
 using namespace headrace;
@@ -37,6 +38,12 @@ HR_API void hr_advise_large_pages(void* p, int64_t bytes) { advise_large_pages(p
 HR_API void hr_pack(int64_t format, int64_t source, const void* src, int64_t features, int64_t depth, void* dst,
                     int64_t threads) {
   pack_weight(format, source, src, features, depth, dst, int(threads));
+}
+
+// 1: done. 0: no such format.
+HR_API int32_t hr_expand(int64_t bits, int64_t minimum, const uint8_t* blocks, int64_t count, int64_t dtype, void* out,
+                         int64_t threads) {
+  return expand_blocks(bits, minimum != 0, blocks, count, dtype, out, int(threads));
 }
 
 HR_API void hr_linear(void* ws, const HrLinear* w, int64_t dtype, int64_t rows, const void* x, void* out,
