@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
-from transformers.utils.chat_template_utils import _get_control_token_patterns, _get_template_literal_text
 
+from api_service.prepare.renderer import control_token_patterns, template_literal_text
 from shared.messages import ModelCard
 from shared.text.token_bytes import TokenBytes
 
@@ -92,13 +92,13 @@ class ServedModel:
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
-        pattern: re.Pattern[str] = _get_control_token_patterns(self.vocabulary.control_tokens(self._literal()))[0]
+        pattern: re.Pattern[str] = control_token_patterns(self.vocabulary.control_tokens(self._literal()))[0]
         return pattern
 
     def _literal(self) -> str:
         if self.foreign_literal is not None:
             return self.foreign_literal
-        literal: str = _get_template_literal_text(self.template) if self.template else ""
+        literal: str = template_literal_text(self.template) if self.template else ""
         return literal
 
     @property

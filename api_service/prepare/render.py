@@ -15,10 +15,10 @@ from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens, render_jinja_template
 
 from api_service.prepare import template_child
 from api_service.prepare.model import ServedModel
+from api_service.prepare.renderer import encode_marked_chat, mark_control_tokens, render_jinja_template
 from api_service.prepare.template_child import TemplateFailed, TemplateTooLong
 from shared.errors import InvalidRequest
 

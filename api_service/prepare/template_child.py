@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import _get_template_literal_text, render_jinja_template
+
+from api_service.prepare.renderer import render_jinja_template, template_literal_text
 
 __all__ = ["TemplateFailed", "TemplateTooLong", "literal_text", "render"]
 
@@ -115,7 +116,7 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_REAL, message["limit_s"])
         try:
             if message["what"] == "literal":
-                text = _get_template_literal_text(message["arguments"]["template"])
+                text = template_literal_text(message["arguments"]["template"])
             else:
                 text = render_jinja_template(**message["arguments"])[0][0]
             reply = {"text": text, "failed": None}
