@@ -17,7 +17,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from headrace.embedded import EmbeddedServer, ping
+from headrace.contact import ping
+from headrace.embedded import EmbeddedServer
 from shared.channel import Subscriber
 from shared.claims import Acquired, ClaimQueue, Commit, Consumer, ReplyKind
 from shared.connections import blocking_client, check_server, command_client

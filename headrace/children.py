@@ -92,6 +92,8 @@ class Child:
     """False: an exit is a failure to start and ends `task` with StartFailure. True (set by the supervisor): it is
     restarted."""
     task: asyncio.Task[None] | None = field(default=None, init=False)
+    launched: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set when the program runs for the first time; never when it cannot be run, which `task` ends with."""
     _process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -145,6 +147,7 @@ class Child:
             preexec_fn=_die_with_parent(os.getpid()),
         )
         self._process = process
+        self.launched.set()
         self.guard.tell("+", process.pid)
         if self._stopping.is_set():  # asked to stop while it was being started
             process.terminate()

@@ -10,17 +10,24 @@ import asyncio
 import importlib.util
 import os
 from collections.abc import Awaitable, Callable
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from redis.asyncio import Redis
 
-from headrace import __version__, chat, dead, serve, status
+from headrace import __version__, serve
 from headrace.children import program
 from headrace.embedded import find_running
 from headrace.flags import API, COMMON, REDIS_URL, WORKER, takes
-from shared.connections import REDIS_DOWN, command_client
-from shared.limits import key_id
+from headrace.later import later
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from headrace import chat, dead, status
+    from shared import connections, limits
+else:
+    chat, dead, status = later("headrace.chat"), later("headrace.dead"), later("headrace.status")
+    connections, limits = later("shared.connections"), later("shared.limits")
 
 __all__ = ["app", "main"]
 
@@ -72,7 +79,7 @@ def _look_into(settings: dict[str, str], action: Callable[[Redis], Awaitable[int
         )
 
     async def connected() -> int:
-        redis = command_client(url)
+        redis = connections.command_client(url)
         try:
             return await action(redis)
         finally:
@@ -80,7 +87,7 @@ def _look_into(settings: dict[str, str], action: Callable[[Redis], Awaitable[int
 
     try:
         return asyncio.run(connected())
-    except REDIS_DOWN as error:
+    except connections.REDIS_DOWN as error:
         _fail(f"Redis at {serve.without_password(url)} cannot be reached: {error}")
 
 
@@ -173,7 +180,7 @@ def key_id_command() -> None:
     """Print what API keys (one a line, from standard input) are called in --tenants files and in `headrace status`."""
     for line in typer.get_text_stream("stdin"):
         if key := line.strip():
-            typer.echo(key_id(key))
+            typer.echo(limits.key_id(key))
 
 
 @app.command("status")

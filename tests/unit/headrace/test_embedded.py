@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from headrace import embedded
-from headrace.embedded import EmbeddedServer, NoServer, find_running, find_server, ping, server_version
+from headrace.contact import ping
+from headrace.embedded import EmbeddedServer, NoServer, find_running, find_server, server_version
 
 
 def fake_server(directory: Path, name: str, version: str) -> Path:
