@@ -12,7 +12,7 @@ import random
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 
@@ -93,15 +93,7 @@ class Client:
         `answer`, if given, is filled while the tokens come.
         """
         answer = answer or Answer(tokens, len(prompt))
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body = self._body(prompt, tokens)
         answer.sent = time.perf_counter()
         try:
             async with self._session.post(self._url, json=body) as response:
@@ -116,6 +108,17 @@ class Client:
             answer.error = "no token came"
         answer.begun.set()
         return answer
+
+    def _body(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
     @staticmethod
     def _note(answer: Answer, data: bytes, now: float) -> None:
