@@ -24,7 +24,12 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
-_ALPHABET = _byte_alphabet()
+_FOREIGN = chr(0x2400)
+"""Has no place in Latin-1, so that encoding fails where it stands."""
+_BYTES = str.maketrans(
+    {chr(code): _FOREIGN for code in range(256)} | {char: chr(byte) for char, byte in _byte_alphabet().items()}
+)
+"""Stand-ins to the Latin-1 characters of their bytes; what is none of them becomes, or stays, foreign to Latin-1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +158,8 @@ def _byte_level(piece: str | bytes) -> bytes:
     if isinstance(piece, bytes):
         return piece
     try:
-        return bytes([_ALPHABET[char] for char in piece])
-    except KeyError:
+        return piece.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
         return piece.encode()
 
 
