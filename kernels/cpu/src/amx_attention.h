@@ -80,11 +80,11 @@ void amx_panel(const Tile<bf16>& t, const bf16* values, int64_t first, int64_t l
 
 // All panels that may see some of up to two loaded blocks.
 inline void amx_attend(const Tile<bf16>& t, int64_t first, int count, float scale) {
-  const int64_t panels = ceil_div(t.rows, PANEL);
+  const int64_t panels = t.last;
   const auto sees = [&](int64_t panel, int block) {
     return t.seen[panel * PANEL + PANEL - 1] > first + block * KEY_BLOCK;
   };
-  int64_t panel = 0;
+  int64_t panel = t.first;
   while (!sees(panel, 0)) ++panel;
   int block = 0;
   amx_load_queries(t.query + panel * PANEL * t.depth);

@@ -59,6 +59,16 @@ int64_t tile_queries(const HrStep& step, int64_t group, int threads) {
   return queries;
 }
 
+// Tile of one row over some of its keys.
+void push_tile(Workspace& ws, const TileMember& member, int32_t kv_head, int32_t first_key, int64_t partial) {
+  AttentionTask task = {Attention::TILES,  member.row, kv_head,         member.first_token,
+                        member.num_tokens, first_key,  member.last_key, partial};
+  task.members = int32_t(ws.members.size());
+  task.num_members = 1;
+  ws.members.push_back(member);
+  ws.attention.push_back(task);
+}
+
 // split: spreads a tile's segments over threads where its queries are few. The result has the same bits either way.
 void plan_tiles(Workspace& ws, const HrStep& step, int32_t row, int64_t group, int64_t queries, bool split) {
   const int32_t tokens = step.query_start[row + 1] - step.query_start[row];
@@ -67,13 +77,13 @@ void plan_tiles(Workspace& ws, const HrStep& step, int32_t row, int64_t group, i
     const int32_t count = std::min(tile, tokens - first), last_key = step.seq_lens[row] - tokens + first + count;
     for (int32_t head = 0; head < step.num_kv_heads; ++head) {
       if (!split || count * group > BAND || last_key <= segment_end(0)) {
-        ws.attention.push_back({Attention::TILES, row, head, first, count, 0, last_key, -1});
+        push_tile(ws, {row, first, count, last_key}, head, 0, -1);
         continue;
       }
       ws.merges.push_back({true, row, head, first, count, 0, ws.partial_floats});
       for (int32_t key = 0; key < last_key; ++ws.merges.back().count) {
         const int32_t end = int32_t(std::min<int64_t>(segment_end(key), last_key));
-        ws.attention.push_back({Attention::TILES, row, head, first, count, key, end, ws.partial_floats});
+        push_tile(ws, {row, first, count, end}, head, key, ws.partial_floats);
         ws.partial_floats += state_floats(1, round_up(step.head_dim, 32));
         key = end;
       }
@@ -195,6 +205,7 @@ void run_merge(Workspace& ws, const AttentionCall& call, const MergeTask& task) 
 void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   if (ws.planned_step == step.serial && ws.planned_group == group) return;
   ws.attention.clear();
+  ws.members.clear();
   ws.merges.clear();
   ws.partial_floats = 0;
   // In invariant mode decodes too go to tiles: then a token does not notice whether it is computed alone or in a prompt.
@@ -202,6 +213,7 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
   const bool all_tiled = ws.invariant || (HAS_AMX && step.dtype == HR_BF16);
   const bool split = step.num_rows * step.num_kv_heads < ENOUGH_TASKS * ws.threads;
   const int64_t queries = tile_queries(step, group, ws.threads);
+  std::vector<int32_t> tiled;
   for (int32_t row = 0; row < step.num_rows; ++row) {
     const bool single = step.query_start[row + 1] - step.query_start[row] == 1;
     if (single && streams) {
@@ -209,9 +221,11 @@ void plan_attention(Workspace& ws, const HrStep& step, int64_t group) {
     } else if (single && !all_tiled) {
       plan_decode(ws, step, row, group);
     } else {
-      plan_tiles(ws, step, row, group, queries, split);
+      tiled.push_back(row);
     }
   }
+  if (!split) plan_shared(ws, step, group, queries, tiled);
+  for (const int32_t row : tiled) plan_tiles(ws, step, row, group, queries, split);
   // In each part long tasks first: what is left at the end fills the gaps.
   const Parts rows = cut_rows(step.num_tokens, ws.threads);
   const auto part = [&](const AttentionTask& t) { return rows.find(step.query_start[t.row] + t.first_token); };

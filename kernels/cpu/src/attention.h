@@ -1,6 +1,8 @@
 // Paged attention and what precedes it, inside a parallel call.
 #pragma once
 
+#include <vector>
+
 #include "team.h"
 #include "types.h"
 #include "workspace.h"
@@ -48,6 +50,10 @@ void merge_decode(Workspace& ws, const AttentionCall& call, const MergeTask& tas
 template <class A>
 void merge_tiles(Workspace& ws, const AttentionCall& call, const MergeTask& task);
 
+// Makes tiles of rows that begin with the same blocks, and removes them from `rows`, which are those still to be planned
+// (sharing.cpp). queries: of a tile, at most.
+void plan_shared(Workspace& ws, const HrStep& step, int64_t group, int64_t queries, std::vector<int32_t>& rows);
+
 // Query rows (tokens times heads) of a tile: enough to make loading its keys cheap, few enough for the cache, which holds
 // so many features of them, and to give every thread some tasks.
 constexpr int64_t TILE_QUERIES = HAS_AMX ? 192 : 96, MOST_TILE_QUERIES = HAS_AMX ? 768 : 96;
@@ -57,6 +63,8 @@ constexpr int64_t BAND = 2 * PANEL;
 // Keys of a vector task; longer rows are split and merged.
 constexpr int64_t DECODE_KEYS = 256;
 constexpr int64_t KEY_BLOCK = 64;
+// Keys of a tile that are loaded together; segments begin at multiples of it.
+constexpr int64_t PAIR = 2 * KEY_BLOCK;
 // The same of a stream, which costs more to begin.
 constexpr int64_t STREAM_KEYS = 512;
 

@@ -69,7 +69,8 @@ struct State {
 
 template <class E>
 struct Tile {
-  int64_t rows, bands, dim, depth, width;  // depth: dim padded for the key product; width: for the value product
+  int64_t bands, dim, depth, width;  // depth: dim padded for the key product; width: for the value product
+  int64_t first, last;  // panels that are computed now, exclusive: all, or those of one row among several
   E* query;       // [bands * 2] panels
   int32_t* seen;  // [bands * BAND], keys that a query row may see, from the first of the sequence
   E* keys;        // two blocks [KEY_BLOCK][depth]
@@ -85,17 +86,39 @@ State place_state(float* at, int64_t bands, int64_t width) {
   return {at, at + bands * BAND * width, at + bands * BAND * (width + 1)};
 }
 
-void clear_state(const State& s, int64_t bands, int64_t width) {
-  std::memset(s.acc, 0, bands * width * BAND * 4);
-  std::memset(s.total, 0, bands * BAND * 4);
-  for (int64_t i = 0; i < bands * BAND; ++i) s.top[i] = FLOOR;
+// Those of a band that are computed now.
+struct Panels {
+  int64_t first, last;
+};
+
+template <class E>
+Panels panels_of(const Tile<E>& t, int64_t band) {
+  return {std::max(t.first, 2 * band), std::min(t.last, 2 * band + 2)};
+}
+
+// Of the panels that are computed now.
+template <class E>
+void clear_part(const Tile<E>& t) {
+  for (int64_t band = t.first / 2; 2 * band < t.last; ++band) {
+    const auto [begin, end] = panels_of(t, band);
+    float* acc = t.part.acc + band * t.width * BAND;
+    if (end - begin == 2) {
+      std::memset(acc, 0, t.width * BAND * 4);
+    } else {
+      for (int64_t d = 0; d < t.width; ++d) std::memset(acc + d * BAND + begin % 2 * PANEL, 0, PANEL * 4);
+    }
+  }
+  for (int64_t lane = t.first * PANEL; lane < t.last * PANEL; ++lane) {
+    t.part.total[lane] = 0.0f;
+    t.part.top[lane] = FLOOR;
+  }
 }
 
 template <class E>
-Tile<E> make_tile(Buffer& scratch, int64_t rows, int64_t dim) {
+Tile<E> make_tile(Buffer& scratch, int64_t panels, int64_t dim) {
   Tile<E> t = {};
-  t.rows = rows;
-  t.bands = ceil_div(rows, BAND);
+  t.last = panels;
+  t.bands = ceil_div(panels, 2);
   t.dim = dim;
   t.depth = t.width = round_up(dim, 32);
   const int64_t lanes = t.bands * BAND;
@@ -116,26 +139,25 @@ Tile<E> make_tile(Buffer& scratch, int64_t rows, int64_t dim) {
   return t;
 }
 
-// Panels of a band that hold query rows.
-template <class E>
-int panels_of(const Tile<E>& t, int64_t band) {
-  return t.rows - band * BAND > PANEL ? 2 : 1;
-}
+// Query rows of a member, whole panels of them.
+inline int64_t lanes_of(const TileMember& member, int64_t group) { return round_up(member.num_tokens * group, PANEL); }
 
+// A member's queries of one KV head, from lane `start` on.
 template <class A, class E>
-void load_queries(const Tile<E>& t, const AttentionCall& call, const AttentionTask& task) {
-  const int64_t group = call.group(), lanes = t.bands * BAND;
-  const int64_t token = call.step.query_start[task.row] + task.first_token;
-  const A* query = (const A*)call.query + task.kv_head * group * t.dim;
+void load_queries(const Tile<E>& t, const AttentionCall& call, const TileMember& member, int64_t kv_head,
+                  int64_t start) {
   const HrStep& step = call.step;
-  const int64_t span = step.query_start[task.row + 1] - step.query_start[task.row];
-  const int64_t before = step.seq_lens[task.row] - span + task.first_token;
-  for (int64_t lane = 0; lane < lanes; lane += VL) {
+  const int64_t group = call.group(), count = member.num_tokens * group;
+  const int64_t token = step.query_start[member.row] + member.first_token;
+  const A* query = (const A*)call.query + kv_head * group * t.dim;
+  const int64_t span = step.query_start[member.row + 1] - step.query_start[member.row];
+  const int64_t before = step.seq_lens[member.row] - span + member.first_token;
+  for (int64_t lane = start; lane < start + lanes_of(member, group); lane += VL) {
     E* panel = t.query + lane / PANEL * PANEL * t.depth + lane % PANEL * (4 / sizeof(E));
     const E* rows[VL];
     for (int64_t i = 0; i < VL; ++i) {
       // Lanes past the last row repeat it.
-      const int64_t r = lane + i < t.rows ? lane + i : t.rows - 1;
+      const int64_t r = std::min(lane - start + i, count - 1);
       const A* row = query + (token + r / group) * call.query_ld + r % group * t.dim;
       t.seen[lane + i] = int32_t(before + r / group + 1);
       if constexpr (sizeof(A) == sizeof(E)) {

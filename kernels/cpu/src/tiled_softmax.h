@@ -85,10 +85,10 @@ void soften_lanes(const Tile<E>& t, float* scores, int64_t first, int64_t lane, 
 
 template <class E>
 void soften_band(const Tile<E>& t, int64_t first, int64_t band, float scale) {
-  const bool masked = t.seen[band * BAND] < first + KEY_BLOCK;
+  const auto [begin, end] = panels_of(t, band);
+  const bool masked = t.seen[begin * PANEL] < first + KEY_BLOCK;
   const auto run = masked ? soften_lanes<E, true> : soften_lanes<E, false>;
-  const int64_t end = band * BAND + panels_of(t, band) * PANEL;
-  for (int64_t lane = band * BAND; lane < end; lane += VL) {
+  for (int64_t lane = begin * PANEL; lane < end * PANEL; lane += VL) {
     run(t, scores_of(t, band), first, lane, scale);
   }
 }

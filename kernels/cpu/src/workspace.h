@@ -68,6 +68,19 @@ struct AttentionTask {
   int64_t partial;   // where its partial result goes, in floats; -1: it writes the result itself
   int32_t num_kv_heads = 1;
   int64_t head_stride = 0;  // floats from one KV head's partial result to the next one's
+  // Of a tile: whose tokens are in it, and up to which key all of them read the same blocks. `row` is the first one,
+  // num_tokens what they have together, last_key the highest.
+  int32_t members = 0;  // in Workspace.members
+  int32_t num_members = 0;
+  int32_t shared_keys = 0;
+};
+
+// Tokens of one row that share a tile with those of others.
+struct TileMember {
+  int32_t row;
+  int32_t first_token;
+  int32_t num_tokens;
+  int32_t last_key;  // exclusive
 };
 
 // Partial results, one after the other, that still have to be merged.
@@ -99,6 +112,7 @@ struct Workspace {
   Buffer partials;
   std::vector<Buffer> thread_scratch;
   std::vector<AttentionTask> attention;
+  std::vector<TileMember> members;
   Parts attention_parts;
   std::vector<MergeTask> merges;
   int64_t partial_floats = 0;
