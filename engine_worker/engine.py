@@ -49,7 +49,7 @@ class Engine:
         self._pool = cache.pool
         self._scheduler = Scheduler(config, cache, min(window, config.max_model_len or window))
         self._runner = Runner(loaded.model, config, num_blocks, self._scheduler.max_request_tokens())
-        self._sampler = Sampler()
+        self._sampler = Sampler(loaded.ops)
         self._vocab_size = loaded.config.vocab_size
         self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
         self._lock = threading.Lock()

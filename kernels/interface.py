@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.draws import Draws
 from kernels.layout import (
     AttentionWeights,
     BatchLayout,
@@ -105,6 +106,14 @@ class Ops(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor, head: PackedLinear) -> Tensor:
         """hidden [R, H] (already normed) -> float32 [R, V]."""
+
+    @abstractmethod
+    def draw(self, logits: Tensor, peak: Tensor, by: Draws, scratch: Tensor) -> list[int]:
+        """A token of each row, never one that its filters rule out: see `kernels/draws.py`.
+
+        logits float32 [R, V] (finite or -inf), peak float32 [R] their maxima (finite), scratch float32
+        [R, padded(V)], which may hold anything afterwards. A row's token depends on that row alone.
+        """
 
     def attention_block(
         self, x: Tensor, residual: Tensor | None, weights: AttentionWeights, step: Step, layer: int

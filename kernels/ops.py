@@ -15,6 +15,7 @@ from kernels.cpu.expand import expand
 from kernels.cpu.library import load
 from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
+from kernels.draws import LEVELS, Draws, padded
 from kernels.interface import Ops, Step
 from kernels.layout import (
     BLOCK_BYTES,
@@ -36,8 +37,10 @@ from kernels.reference import ReferenceOps
 
 __all__ = [
     "BLOCK_BYTES",
+    "LEVELS",
     "AttentionWeights",
     "BatchLayout",
+    "Draws",
     "KVCache",
     "LayerCache",
     "MlpWeights",
@@ -51,6 +54,7 @@ __all__ = [
     "expand_blocks",
     "kv_cache_bytes",
     "new_kv_cache",
+    "padded",
     "populate",
     "select_backend",
     "will_compile",

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import draw_host, draw_torch
+from kernels.draws import Draws
 from kernels.interface import Ops, Step
 from kernels.layout import BatchLayout, KVCache, LayerCache, PackedLinear, QuantizedTensor, RopeTable
 
@@ -158,6 +160,11 @@ class ReferenceOps(Ops):
 
     def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
         return F.linear(x, layer.weight, layer.bias)
+
+    def draw(self, logits: Tensor, peak: Tensor, by: Draws, scratch: Tensor) -> list[int]:
+        if logits.device.type == "cpu":
+            return draw_host.draw(draw_host.weigh(logits, peak, by, scratch), by, logits.shape[1])
+        return draw_torch.draw(draw_torch.weigh(logits, peak, by, scratch), by, logits.shape[1])
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

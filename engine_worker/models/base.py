@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.models.config import ModelConfig
-from kernels.ops import BatchLayout, KVCache, ModelOutput
+from kernels.ops import BatchLayout, KVCache, ModelOutput, Ops
 
 __all__ = ["LoadedModel", "Model"]
 
@@ -41,6 +41,8 @@ class LoadedModel:
     """A model ready to serve, with all that a pod needs to know of it."""
 
     model: Model
+    ops: Ops
+    """The op table that the model runs on, for what comes after it."""
     config: ModelConfig
     tokenizer_json: bytes
     """A complete tokenizer.json; its post-processor adds BOS on encode(add_special_tokens=True) where `add_bos`."""

@@ -18,6 +18,7 @@ from engine_worker.request import TokenLogprobs
 from engine_worker.sampling.adjust import Adjuster, adjusts, may_rule_out
 from engine_worker.sampling.draw import Drawer, is_greedy
 from engine_worker.sampling.masks import GrammarMasks
+from kernels.ops import Ops
 
 __all__ = ["SampledToken", "Sampler"]
 
@@ -40,9 +41,10 @@ class SampledToken(NamedTuple):
 class Sampler:
     """Holds scratch memory and token counts only; what it returns could be computed from the rows alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
+        """ops: draws tokens."""
         self._adjuster = Adjuster()
-        self._drawer = Drawer()
+        self._drawer = Drawer(ops)
         self._masks = GrammarMasks()
 
     def prepare(self, rows: Sequence[ScheduledRequest], vocab_size: int) -> None:
@@ -80,7 +82,7 @@ class Sampler:
             return
         if len(drawing) < len(rows):
             logits = _rows(logits, drawing)
-        peak = np.array([peaks[i] for i in drawing], dtype=np.float32)[:, None]
+        peak = np.array([peaks[i] for i in drawing], dtype=np.float32)
         chosen = [rows[i] for i in drawing]
         drawn = self._drawer.draw(
             logits,

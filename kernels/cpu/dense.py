@@ -6,12 +6,15 @@ thread, so engines on threads of their own may share a model.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import DTYPES, Library
 from kernels.cpu.packing import QUANTIZED, Arena, linear_struct, pack
 from kernels.cpu.scratch import Scratch
+from kernels.draws import Draws, padded
 from kernels.layout import PackedLinear, QuantizedTensor
 from kernels.reference import ReferenceOps
 
@@ -79,6 +82,26 @@ class DenseOps(ReferenceOps):
         if known is None:
             known = self._norms[id(weight)] = (weight.float(), weight)
         return known[0]
+
+    def draw(self, logits: Tensor, peak: Tensor, by: Draws, scratch: Tensor) -> list[int]:
+        rows, words = logits.shape
+        expect(logits, torch.float32, (rows, words))
+        expect(peak, torch.float32, (rows,))
+        expect(scratch, torch.float32, (rows, padded(words)))
+        if any(len(column) != rows or not column.flags.c_contiguous for column in by):
+            raise ValueError(f"expected one contiguous entry for each of {rows} rows to draw by")
+        tokens = (ctypes.c_int64 * rows)()
+        self.functions.hr_draw(
+            logits.data_ptr(),
+            rows,
+            words,
+            peak.data_ptr(),
+            *(column.ctypes.data for column in by),
+            scratch.data_ptr(),
+            tokens,
+            self.threads,
+        )
+        return list(tokens)
 
     def pack_linear(
         self, weight: Tensor | QuantizedTensor, bias: Tensor | None = None, weight_format: str = ""

@@ -120,6 +120,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_advise_large_pages": (None, [c_void_p, c_int64]),
     "hr_pack": (None, [c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
     "hr_expand": (c_int32, [c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "hr_draw": (None, [c_void_p, c_int64, c_int64] + [c_void_p] * 8 + [c_int64]),
     "hr_linear": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p, c_int64]),
     "hr_rows": (None, [c_void_p, _LINEAR, c_int64, c_int64, c_void_p, c_void_p]),
     "hr_attention_block": (None, [c_void_p, _STEP, _ATTENTION, c_int64, c_void_p, c_void_p, c_void_p]),

@@ -81,6 +81,7 @@ def load(
     formats = store.formats()
     return LoadedModel(
         model=architecture(config, store, ops, target),
+        ops=ops,
         config=config,
         tokenizer_json=opened.text.tokenizer_json,
         chat_template=opened.text.chat_template,

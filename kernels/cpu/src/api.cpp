@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "draw.h"
 #include "expand.h"
 #include "fused.h"
 
@@ -44,6 +45,12 @@ HR_API void hr_pack(int64_t format, int64_t source, const void* src, int64_t fea
 HR_API int32_t hr_expand(int64_t bits, int64_t minimum, const uint8_t* blocks, int64_t count, int64_t dtype, void* out,
                          int64_t threads) {
   return expand_blocks(bits, minimum != 0, blocks, count, dtype, out, int(threads));
+}
+
+HR_API void hr_draw(const float* logits, int64_t rows, int64_t words, const float* peak, const float* temperature,
+                    const int64_t* top_k, const double* top_p, const double* min_p, const double* unit, float* scratch,
+                    int64_t* tokens, int64_t threads) {
+  draw(logits, rows, words, Draws{peak, temperature, top_k, top_p, min_p, unit}, scratch, tokens, int(threads));
 }
 
 HR_API void hr_linear(void* ws, const HrLinear* w, int64_t dtype, int64_t rows, const void* x, void* out,

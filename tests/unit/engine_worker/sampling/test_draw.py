@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine_worker.sampling import host
-from engine_worker.sampling.draw import Drawer, _threshold, is_greedy
+from engine_worker.sampling.draw import Drawer, _draws, is_greedy
+from kernels import draw_host, draw_torch
+from kernels.draws import padded
+from kernels.reference import ReferenceOps
 from shared.params import SamplingParams
 
 
 def draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], seed: int = 1) -> list[int]:
-    peak = logits.max(-1, keepdim=True).values
-    return Drawer().draw(logits, peak, params, [seed] * len(params), positions)
+    peak = logits.max(-1).values
+    return Drawer(ReferenceOps()).draw(logits, peak, params, [seed] * len(params), positions)
 
 
 def draw_many(logits: list[float], count: int, **params: float) -> np.ndarray:
@@ -90,7 +92,7 @@ def test_filters_keep_what_a_full_sort_keeps(top_k: int, top_p: float, min_p: fl
     params = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
     expected = kept_by_sorting(logits, 0.8, top_k, top_p, min_p)
     weights = ((logits - logits.max()) / 0.8).exp()[None]
-    threshold = _threshold(weights, [params])
+    threshold = draw_torch.threshold(weights, _draws([params], [0], [0]))
     assert threshold is not None
     assert set((weights >= threshold)[0].nonzero()[:, 0].tolist()) == expected
     drawn = set(draw(logits.expand(200, -1).contiguous(), [params] * 200, range(200)))
@@ -114,13 +116,12 @@ def test_a_device_draws_what_the_host_draws(spread: float) -> None:
         ]
     ]
     params = [choices[i % len(choices)] for i in range(60)]
-    peak = logits.max(-1, keepdim=True).values
-    drawer = Drawer()
-    weights = host.Drawing().weights(logits, peak, params)
-    torch.testing.assert_close(torch.from_numpy(weights), drawer._weights(logits, peak, params), rtol=1e-6, atol=0)
-    unit = np.random.default_rng(1).random((60, host.LEVELS))
-    on_device = drawer._draw_on_device(torch.from_numpy(weights).clone(), params, 1500, unit)
-    assert on_device == host.draw(weights, params, 1500, unit)
+    by, peak = _draws(params, [1] * 60, range(60)), logits.max(-1).values
+    room = torch.empty(2, 60, padded(1500))
+    weights = draw_host.weigh(logits, peak, by, room[0])
+    on_device = draw_torch.weigh(logits, peak, by, room[1])
+    torch.testing.assert_close(torch.from_numpy(weights), on_device, rtol=1e-6, atol=0)
+    assert draw_torch.draw(torch.from_numpy(weights).clone(), by, 1500) == draw_host.draw(weights, by, 1500)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.999])

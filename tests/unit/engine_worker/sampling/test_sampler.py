@@ -10,6 +10,7 @@ import torch
 
 from engine_worker.plan import ScheduledRequest
 from engine_worker.sampling.sampler import SampledToken, Sampler
+from kernels.reference import ReferenceOps
 from tests.support.rows import make_row
 
 VOCAB = 500
@@ -20,7 +21,7 @@ def make_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, *rows: ScheduledRequest) -> list[SampledToken]:
-    return Sampler().sample(logits.clone(), logits.argmax(-1), list(rows))
+    return Sampler(ReferenceOps()).sample(logits.clone(), logits.argmax(-1), list(rows))
 
 
 def token(logits: torch.Tensor, row: ScheduledRequest) -> int | None:

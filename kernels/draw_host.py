@@ -2,85 +2,64 @@
 
 Rows with filters are cut down to a few hundred candidates first: nothing of the vocabulary's length is ever sorted.
 A row's numbers go through the same operations whatever the batch: what it draws depends on itself alone.
-
-A token is found in four steps, each with a random number of its own: which `FAN` chunks, which of them, which part of
-the chunk, which token. One number alone would have to fall between the same two of the whole vocabulary's running sums,
-and where another batch rounds its logits otherwise, one float32 draw in a thousand would not. Sums of a few parts have
-few places at which that can happen.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.params import SamplingParams
+from kernels.draws import CHUNK, FAN, Draws
 
-__all__ = ["CHUNK", "FAN", "LEVELS", "Drawing", "draw"]
+__all__ = ["draw", "weigh"]
 
-FAN = 16
-CHUNK = FAN * FAN
-"""Weights are padded to multiples of this."""
-LEVELS = 4
-"""Random numbers that a draw takes."""
 _SAFE = 0.99
 """Sums of single-precision numbers are a little off: a bound that much lower holds all the same."""
 
 Floats = NDArray[np.float32]
 
 
-class Drawing:
-    """Keeps one scratch buffer of [rows, vocabulary], so that a step allocates nothing large."""
-
-    def __init__(self) -> None:
-        self._scratch: Floats = np.empty(0, dtype=np.float32)
-
-    def weights(self, logits: Tensor, peak: Tensor, params: Sequence[SamplingParams]) -> Floats:
-        """exp((logits - peak) / temperature), the best token's weight being 1, padded with zeros to whole chunks."""
-        num_rows, vocab_size = logits.shape
-        width = -(-vocab_size // CHUNK) * CHUNK
-        if len(self._scratch) < num_rows * width:
-            self._scratch = np.empty(num_rows * width, dtype=np.float32)
-        weights = self._scratch[: num_rows * width].reshape(num_rows, width)
-        weights[:, vocab_size:] = 0.0
-        body = weights[:, :vocab_size]
-        np.subtract(logits.numpy(), peak.numpy(), out=body)
-        if any(p.temperature != 1.0 for p in params):
-            np.divide(body, np.array([[p.temperature] for p in params], dtype=np.float32), out=body)
-        np.exp(body, out=body)
-        return weights
+def weigh(logits: Tensor, peak: Tensor, by: Draws, scratch: Tensor) -> Floats:
+    """Weights of logits [R, V], in `scratch` [R, W], with zeros to whole chunks."""
+    vocab_size = logits.shape[1]
+    weights: Floats = scratch.numpy()
+    weights[:, vocab_size:] = 0.0
+    body = weights[:, :vocab_size]
+    np.subtract(logits.numpy(), peak.numpy()[:, None], out=body)
+    if np.any(by.temperature != 1.0):
+        np.divide(body, by.temperature[:, None], out=body)
+    np.exp(body, out=body)
+    return weights
 
 
-def draw(weights: Floats, params: Sequence[SamplingParams], vocab_size: int, unit: NDArray[np.float64]) -> list[int]:
-    """weights float32 [R, W], best token's 1, zeros from `vocab_size` on; unit [R, LEVELS] in [0, 1) -> R tokens.
+def draw(weights: Floats, by: Draws, vocab_size: int) -> list[int]:
+    """weights float32 [R, W], best token's 1, zeros from `vocab_size` on -> R tokens.
 
     Overwrites the weights: what a row's filters rule out becomes 0.
     """
-    chunks = weights.reshape(len(params), -1, CHUNK)
+    chunks = weights.reshape(len(weights), -1, CHUNK)
     sums: NDArray[np.float64] = chunks.sum(-1).astype(np.float64)
-    for i, one in enumerate(params):
-        limit = one.top_k if 0 < one.top_k < vocab_size else 0
-        if limit or one.top_p < 1.0 or one.min_p > 0.0:
+    for i in range(len(weights)):
+        top_p, min_p, limit = float(by.top_p[i]), float(by.min_p[i]), by.limit(i, vocab_size)
+        if limit or top_p < 1.0 or min_p > 0.0:
             row = weights[i]
-            row *= row >= _threshold(row[:vocab_size], chunks[i], one, limit, float(sums[i].sum()))
+            row *= row >= _threshold(row[:vocab_size], chunks[i], (limit, top_p, min_p), float(sums[i].sum()))
             sums[i] = chunks[i].sum(-1)
-    return _invert(weights, sums, unit)
+    return _invert(weights, sums, by.unit)
 
 
-def _threshold(row: Floats, chunks: Floats, params: SamplingParams, limit: int, total: float) -> np.float32:
-    """The least weight that the filters keep. `limit`: top_k, 0 for none; the weights sum up to `total`."""
+def _threshold(row: Floats, chunks: Floats, filters: tuple[int, float, float], total: float) -> np.float32:
+    """The least weight that the filters keep: top_k (0 for none), top_p, min_p. The weights sum up to `total`."""
+    limit, top_p, threshold = filters
     if limit:
         least = _rank_bound(row, chunks, limit)
     else:
         # All tokens below it together have less than what top_p cuts off.
-        least = _SAFE * (1.0 - params.top_p) * total / len(row) if params.top_p < 1.0 else params.min_p
-    threshold = params.min_p
-    if limit or params.top_p < 1.0:
+        least = _SAFE * (1.0 - top_p) * total / len(row) if top_p < 1.0 else threshold
+    if limit or top_p < 1.0:
         # Only weights of at least `least` can be kept; the best one always is.
-        threshold = max(threshold, _smallest_kept(row[row >= least], limit, params.top_p, total))
+        threshold = max(threshold, _smallest_kept(row[row >= least], limit, top_p, total))
     return np.float32(threshold)
 
 
