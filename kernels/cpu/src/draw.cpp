@@ -15,6 +15,10 @@ constexpr int64_t FAN = 16, CHUNK = FAN * FAN, LEVELS = 4;
 // Sums of single-precision numbers are a little off: a bound that much lower holds all the same.
 constexpr double SAFE = 0.99;
 constexpr size_t FEW = 24;
+constexpr int64_t MANY = 256;
+// Weights up to the best one's, 1, have bits up to 0x3f800000.
+constexpr int STEP_SHIFT = 20;
+constexpr size_t STEPS = (0x3f800000u >> STEP_SHIFT) + 1;
 
 struct Chunk {
   double sum = 0.0;
@@ -136,15 +140,11 @@ class Row {
     for (const Chunk& chunk : chunks_) mass += chunk.sum;
     // All tokens below it together have less than what top_p cuts off.
     const float least = limit ? rank_bound(limit) : float(SAFE * (1.0 - top_p) * mass / double(words_));
-    candidates_.clear();
+    candidates_.resize(chunks_.size() * CHUNK);
+    float *begin = candidates_.data(), *end = begin;
     for (size_t c = 0; c < chunks_.size(); ++c) {
-      if (chunks_[c].largest < least) continue;
-      const float* w = at(c);
-      for (int64_t i = 0; i < CHUNK; ++i) {
-        if (w[i] >= least) candidates_.push_back(w[i]);
-      }
+      if (chunks_[c].largest >= least) end = append(at(c), CHUNK, least, INFINITY, end);
     }
-    float *begin = candidates_.data(), *end = begin + candidates_.size();
     if (limit) {
       // Padding has weight 0 and may be among them, past the last word.
       std::nth_element(begin, begin + limit - 1, end, std::greater<float>());
@@ -154,6 +154,16 @@ class Row {
       for (const float* w = begin; w < end; ++w) mass += double(*w);
     }
     return nucleus_end(begin, end, top_p * mass);
+  }
+
+  // Those in [low, high) go to `out` -> behind the last. Written without a branch: which they are is hard to foretell.
+  static float* append(const float* w, int64_t count, float low, float high, float* out) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float weight = w[i];
+      *out = weight;
+      out += (weight >= low) & (weight < high);
+    }
+    return out;
   }
 
   // At least `limit` weights of the row are this large: as many chunks have a maximum that is.
@@ -168,10 +178,39 @@ class Row {
     return candidates_[size_t(limit - 1)];
   }
 
-  // From the largest on, the weight with which their sum reaches `wanted`: parts are left out, as in quickselect, that
-  // it surely is not in. The smallest where it never does. Not empty: the best token is always one.
-  static float nucleus_end(float* begin, float* end, double wanted) {
+  // From the largest on, the weight with which their sum reaches `wanted`; the smallest where it never does. Not empty:
+  // the best token is always one. Many are first sorted into steps of an eighth of a power of two, by their bits, and
+  // only the step that it lies in is looked through.
+  float nucleus_end(float* begin, float* end, double wanted) {
     double above = 0.0;
+    if (end - begin > MANY) {
+      steps_.assign(STEPS, 0.0);
+      for (const float* w = begin; w < end; ++w) steps_[step_of(*w)] += double(*w);
+      size_t step = STEPS - 1;
+      for (; step > 0 && above + steps_[step] < wanted; --step) above += steps_[step];
+      while (steps_[step] == 0.0) above -= steps_[++step];  // past the last one that has any
+      end = append(begin, end - begin, floor_of(step), floor_of(step + 1), begin);
+    }
+    return reach(begin, end, above, wanted);
+  }
+
+  static size_t step_of(float weight) {
+    uint32_t bits;
+    std::memcpy(&bits, &weight, 4);
+    return std::min<size_t>(bits >> STEP_SHIFT, STEPS - 1);
+  }
+
+  // The smallest weight of a step.
+  static float floor_of(size_t step) {
+    if (step >= STEPS) return INFINITY;
+    const uint32_t bits = uint32_t(step) << STEP_SHIFT;
+    float weight;
+    std::memcpy(&weight, &bits, 4);
+    return weight;
+  }
+
+  // The same, by leaving out parts as in quickselect that it surely is not in. `above`: the sum of larger ones.
+  static float reach(float* begin, float* end, double above, double wanted) {
     while (size_t(end - begin) > FEW) {
       const float a = begin[0], b = begin[(end - begin) / 2], c = end[-1];
       const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
@@ -203,6 +242,7 @@ class Row {
   std::vector<Chunk> chunks_;
   std::vector<double> groups_;
   std::vector<float> candidates_;
+  std::vector<double> steps_;
 };
 
 }  // namespace
