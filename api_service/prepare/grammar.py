@@ -18,7 +18,8 @@ from api_service.prepare.model import ServedModel
 from api_service.schemas.common import GenerationBody
 from shared.errors import InvalidRequest
 from shared.grammars.backend import GrammarError
-from shared.grammars.checker import MAX_DEPTH, GrammarChecker, check_pattern
+from shared.grammars.checker import MAX_DEPTH, GrammarChecker
+from shared.grammars.repeats import check_pattern, patterns_of
 from shared.params import GrammarSpec
 
 __all__ = ["check_grammar", "choice_pattern", "json_schema_spec", "output_grammar", "pattern_literal"]
@@ -99,10 +100,8 @@ def _walk(schema: dict[str, Any]) -> None:
             pending += ((depth + 1, item) for item in node)
         elif isinstance(node, dict):
             pending += ((depth + 1, item) for item in node.values())
-            patterns = node.get("patternProperties")
-            for pattern in (node.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
-                if isinstance(pattern, str):
-                    check_pattern(pattern)
+            for pattern in patterns_of(node):
+                check_pattern(pattern)
 
 
 def _response_format(given: Mapping[str, Any] | None) -> Found | None:

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.grammars.ending import JsonEnding
+from shared.grammars.errors import GrammarError
+from shared.grammars.repeats import check_lark
 from shared.params import GrammarSpec
 
 try:
@@ -45,17 +47,15 @@ _JSON_OPTIONS: dict[str, Any] = {
 """Set as overrides, so that a schema's own `x-guidance` has no say."""
 
 
-class GrammarError(ValueError):
-    """A grammar that cannot be compiled, can never match, or is too complex. The message is for the client."""
-
-
 def grammar_text(spec: GrammarSpec) -> str:
     """llguidance's spelling of the grammar. Raises GrammarError."""
     _require_library()
     if spec.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(spec.text)
     if spec.kind == "lark":
-        return llguidance.LLMatcher.grammar_from_lark(_lark(spec.text))
+        lark = _lark(spec.text)
+        check_lark(lark)
+        return llguidance.LLMatcher.grammar_from_lark(lark)
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=cast("Any", _JSON_OPTIONS))
     except ValueError as error:

@@ -7,7 +7,6 @@ again after it had to be given up. Blocking and thread-safe; results are kept by
 from __future__ import annotations
 
 import json
-import re
 import selectors
 import subprocess
 import sys
@@ -15,36 +14,17 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 
-from shared.grammars.backend import GrammarError
+from shared.grammars.errors import GrammarError
 from shared.params import GrammarSpec
 
-__all__ = ["MAX_CHARACTERS", "MAX_DEPTH", "MAX_REPEATS", "GrammarChecker", "check_pattern"]
+__all__ = ["MAX_CHARACTERS", "MAX_DEPTH", "GrammarChecker"]
 
 MAX_CHARACTERS = 512 * 1024
 MAX_DEPTH = 64
-MAX_REPEATS = 10_000
-"""Largest number in a pattern's `{n,m}`."""
 _WALL_LIMIT_S = 5.0
 """The helper gives up after a second of its own processor time; this is for a machine too busy to let it run."""
 _KEPT = 512
-_REPEATS = re.compile(
-    r"""\\[xuUpP]\{\w*\}                         # a character by its number, or a class by its name
-    | \\.                                     # another escape; an escaped brace repeats nothing
-    | (?P<lone>\\)                            # at the end
-    | \{\s*(?P<least>\d*)\s*(?:,\s*(?P<most>\d*)\s*)?\}""",
-    re.VERBOSE | re.DOTALL,
-)
 _TOO_COMPLEX = "it is too complex: compiling it took too long"
-
-
-def check_pattern(pattern: str) -> None:
-    """Raises GrammarError when a repetition counts too far, or for a last backslash, which llguidance would drop."""
-    for match in _REPEATS.finditer(pattern):
-        if match["lone"]:
-            raise GrammarError("invalid regex: it ends with a backslash that escapes nothing")
-        for number in match.group("least", "most"):
-            if number and (len(number) > 9 or int(number) > MAX_REPEATS):
-                raise GrammarError(f"a pattern repeats more than {MAX_REPEATS} times")
 
 
 class GrammarChecker:

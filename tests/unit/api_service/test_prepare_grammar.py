@@ -137,6 +137,14 @@ def test_nothing_is_accepted_without_effect(fields: dict[str, Any], param: str) 
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("field", ["structured_outputs.grammar", "guided_grammar"])
+def test_a_grammar_whose_terminal_repeats_too_often_is_refused_by_name(field: str) -> None:
+    text = "start: /x{20000}/"
+    with pytest.raises(InvalidRequest, match=f"'{re.escape(field)}' cannot be used: a pattern repeats") as caught:
+        grammar(**({field: text} if "." not in field else {"structured_outputs": {"grammar": text}}))
+    assert caught.value.param == field
+
+
 def test_choices_match_literally() -> None:
     texts = ["a b", "x.y*", "é\n\"'", "(", "日本 🫠", "0"]
     pattern = re.sub(r"\\x\{([0-9A-F]+)\}", lambda match: re.escape(chr(int(match[1], 16))), choice_pattern(texts))

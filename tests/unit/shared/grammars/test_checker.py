@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shared.grammars.backend import GrammarError
-from shared.grammars.checker import MAX_CHARACTERS, GrammarChecker, check_pattern
+from shared.grammars.checker import MAX_CHARACTERS, GrammarChecker
+from shared.grammars.repeats import check_pattern
 from shared.params import GrammarSpec
 
 NESTED = [{"type": "string", "pattern": f"(a|b)*{'ab'[i % 2]}(a|b){{{i}}}"} for i in range(20)]
@@ -97,6 +98,38 @@ def test_str_03_the_helper_is_replaced_after_it_had_to_be_given_up(checker: Gram
 def test_str_03_repetitions_are_bounded(pattern: str) -> None:
     with pytest.raises(GrammarError, match="repeats"):
         check_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: /x{20000}/",
+        "start: /x{5,20000}/i",
+        'start: "a\\"/" T\nT: /[\\/"]{20000}/',
+        'start: "x" // a comment: "\n | /y{ 1 , 20000 }/',
+        'start: %json {"type": "string", "pattern": "^x{20000}$"}',
+        'start: %json {"anyOf": [{"patternProperties": {"x{20000}": {}}}]}',
+    ],
+)
+def test_str_03_repetitions_in_lark_are_bounded(checker: GrammarChecker, text: str) -> None:
+    with pytest.raises(GrammarError, match="repeats more than 10000 times"):
+        checker.check(GrammarSpec("lark", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: /x{10000}/",
+        'start: "/x{20000}/"',
+        'start: "{20000}" /a/ # /x{20000}/',
+        '// /x{20000}/\nstart: "x"',
+        r"start: /\/x\{20000}/",
+        'start: %json {"type": "string", "const": "/x{20000}/"}',
+        'root ::= "/x{20000}/" [a-z]+',
+    ],
+)
+def test_what_is_no_repetition_in_lark_is_not_counted(checker: GrammarChecker, text: str) -> None:
+    checker.check(GrammarSpec("lark", text))
 
 
 @pytest.mark.parametrize(
