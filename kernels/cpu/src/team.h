@@ -42,10 +42,12 @@ struct Parts {
   }
 };
 
+inline int most_parts(int threads) { return threads < 1 ? 1 : threads < MAX_PARTS ? threads : MAX_PARTS; }
+
 // All that handle the same rows, whatever they do with them, must cut them alike: here.
 inline Parts cut_rows(int64_t rows, int threads) {
   Parts parts;
-  const int64_t most = threads < MAX_PARTS ? threads : MAX_PARTS, full = rows / PART_ROWS;
+  const int64_t most = most_parts(threads), full = rows / PART_ROWS;
   parts.count = int(full < 1 ? 1 : full < most ? full : most);
   // At multiples of 32, as many rows as tiles of the matrix kernels have.
   for (int i = 1; i < parts.count; ++i) parts.bounds[i] = (i * rows / parts.count + 31) / 32 * 32;
@@ -181,7 +183,7 @@ class Team {
 // phases: how many the body has at most.
 template <class F>
 void parallel(int threads, F&& body, int phases = PHASES) {
-  Shared shared(phases, threads < MAX_PARTS ? (threads < 1 ? 1 : threads) : MAX_PARTS);
+  Shared shared(phases, most_parts(threads));
   if (threads <= 1) {
     const Numerics numerics;
     body(Team(0, 1, shared));
