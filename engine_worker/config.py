@@ -21,7 +21,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     """Requests in one batch at most. Never more than the token budget, so that every decode fits into every step."""
     max_num_batched_tokens: int = 512
-    """Tokens computed in one step at most (the token budget)."""
+    """Tokens computed in one step (the token budget). See `spare_tokens`."""
     max_model_len: int | None = None
     """Prompt + output tokens of one request at most; None: the model's own context window, and never more than that."""
     enable_prefix_caching: bool = True
@@ -41,6 +41,12 @@ class EngineConfig:
     def max_running(self) -> int:
         """Requests that may hold blocks at once: each can always go on by at least one token a step."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def spare_tokens(self) -> int:
+        """By which a step may exceed the budget where that finishes a prompt and more prompts wait than decodes run: a
+        small rest is not worth a step of its own."""
+        return self.max_num_batched_tokens // 8
 
     def count_blocks(self, bytes_per_block: int) -> int:
         """Blocks of the cache. Raises ValueError when the memory does not hold a single one."""

@@ -51,7 +51,14 @@ WORKER = (
     ),
     Flag("max_model_len", int, "Longest prompt + answer, in tokens.", "the model's own", 1),
     Flag("max_num_seqs", int, "Sequences that run at the same time.", "64", 1, 4096),
-    Flag("max_num_batched_tokens", int, "Token budget of one engine step.", "512", 1, 1 << 20),
+    Flag(
+        "max_num_batched_tokens",
+        int,
+        "Token budget of one engine step; the end of a prompt may exceed it by an eighth.",
+        "512",
+        1,
+        1 << 20,
+    ),
     Flag(
         "target_itl_ms",
         float,

@@ -40,7 +40,11 @@ class Runner:
         self.kv_cache = model.new_kv_cache(num_blocks, config.block_size)
         self._promised = populate(self.kv_cache)
         self._inputs = InputBatch(
-            config.max_running, config.max_num_batched_tokens, max_request_tokens, config.block_size, model.device
+            config.max_running,
+            config.max_num_batched_tokens + config.spare_tokens,
+            max_request_tokens,
+            config.block_size,
+            model.device,
         )
 
     def get_ready(self) -> bool:

@@ -10,7 +10,7 @@ __all__ = ["BatchBuilder"]
 
 
 class BatchBuilder:
-    """Collects rows until `budget` tokens are given out."""
+    """Collects rows until `budget` tokens are given out; the last row may take up to `spare` more."""
 
     def __init__(self, step: int, budget: int) -> None:
         self._step = step
@@ -19,7 +19,9 @@ class BatchBuilder:
         self._preempted: list[str] = []
         self._lost: set[Klass] = set()
         self.left = budget
-        """Tokens that may still be computed in this step."""
+        """Tokens that may still be computed in this step; below 0 when a prompt took of `spare`."""
+        self.spare = 0
+        """Tokens beyond `left` that may finish a prompt."""
         self.shape = StepShape()
         """Of the rows so far."""
 

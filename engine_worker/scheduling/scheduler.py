@@ -36,7 +36,7 @@ class Scheduler:
         self._cache = cache
         self._block_size = cache.block_size
         self._max_running = config.max_running
-        self._budget = config.max_num_batched_tokens
+        self._budget, self._spare = config.max_num_batched_tokens, config.spare_tokens
         self._max_model_len = max_model_len
         self._pace = pace or Pace(config.target_itl_ms / 1000)
         self._queues = Queues()
@@ -131,6 +131,7 @@ class Scheduler:
         batch.add_decodes(decodes)
         seats = max(0, self._max_running - len(self._queues.running[klass]))
         prompts = len(catching_up) + min(seats, len(self._queues.waiting[klass]))
+        batch.spare = self._spare if prompts > len(decodes) else 0
         limit = (self._pace.limit if klass == "interactive" else self._pace.limit_alone)(batch.shape, prompts)
         self._plan_prompts(batch, klass, catching_up, limit, batch.shape.tokens + FLOOR_TOKENS)
         if klass == "interactive" and batch.shape.tokens:
@@ -139,10 +140,13 @@ class Scheduler:
     def _plan_beside(self, batch: BatchBuilder) -> None:
         """Batch requests in a step that holds interactive ones: as many as make it little longer."""
         interactive = batch.shape.copy()
+        batch.spare = 0
         limit = self._pace.batch_limit(interactive)
         decodes, catching_up = self._split(batch, "batch")
         for request in decodes:
-            if batch.left and self._pace.fits(batch.shape.plus(request.num_computed_tokens, 1, samples=True), limit):
+            if batch.left > 0 and self._pace.fits(
+                batch.shape.plus(request.num_computed_tokens, 1, samples=True), limit
+            ):
                 batch.add(request, 1)
             else:
                 self.num_held_back += 1
@@ -206,14 +210,17 @@ class Scheduler:
     def _has_room(self, batch: BatchBuilder, limit: float, least: int) -> bool:
         """Whether a prompt gets a token in this step."""
         shape = batch.shape
-        return bool(batch.left) and (shape.tokens < least or self._pace.fits(shape.plus(0, 1, samples=False), limit))
+        return batch.left > 0 and (shape.tokens < least or self._pace.fits(shape.plus(0, 1, samples=False), limit))
 
     def _plan_chunk(self, batch: BatchBuilder, request: Request, limit: float, least: int) -> None:
         """At least one token: whoever is planned here was found to have room for some."""
         start, known = request.num_computed_tokens, request.num_tokens
-        wanted = min(known - start, batch.left)
+        rest = known - start
+        wanted = rest if rest <= batch.left + batch.spare else batch.left
         num_new = self._pace.chunk(batch.shape, start, wanted, known, limit)
         num_new = max(num_new, min(wanted, max(least - batch.shape.tokens, 1)))
+        if num_new < rest:
+            num_new = min(num_new, batch.left)
         self._cache.announce(request, start + num_new)
         batch.add(request, num_new)
 
