@@ -23,6 +23,7 @@ from api_service.relay import Relay
 from api_service.settings import Settings
 from api_service.tenant_file import TenantFile
 from api_service.tenants import Tenants
+from api_service.turns import Turns
 from shared.channel import Subscriber
 from shared.connections import REDIS_DOWN, command_client
 from shared.queue import RequestQueue
@@ -54,6 +55,7 @@ class Services:
         self.chat_options = ChatOptions(settings.trust_request_chat_template, settings.parse_control_tokens)
         self.tenant_file = TenantFile(settings.tenants, self.metrics.tenants_file)
         self.affinity = Affinity(lambda: self.registry.snapshot, enabled=settings.prefix_affinity)
+        self.turns = Turns()
         self.draining = False
         self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="prepare")
 

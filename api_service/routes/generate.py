@@ -76,14 +76,14 @@ async def generate(
         unless_answered.callback(permit.release)
         check_content_type(request)
         data = await request.body()
-        parsing = partial(parse_json, data, body_type)
-        body = parsing() if len(data) <= INLINE_BYTES else await services.in_thread(parsing)
+        body = await _parsed(services, data, body_type)
         tenant = request.state.tenant
         retry = retry_key(request.headers, tenant, request.url.path, data)
         grace_s = _seconds(request, KEEP_RUNNING, _MAX_KEEP_RUNNING_S)
         deadline_s = _deadline(request, body)
         model = await services.registry.served(body.model)
-        prepared = await services.in_thread(prepare, body, model)
+        quick = body.quick and len(data) <= INLINE_BYTES
+        prepared = prepare(body, model) if quick else await services.in_thread(prepare, body, model)
         counted = services.tenants.of(tenant, body.user)
         queued = msgspec.structs.replace(
             prepared,
@@ -113,6 +113,13 @@ async def generate(
         for name, value in rate_headers(stream.use).items():
             response.raw_headers.append((name.encode(), value.encode()))
         return name_ignored(response, body)
+
+
+async def _parsed(services: Services, data: bytes, body_type: type[BodyT]) -> BodyT:
+    """The body, when its turn has come; a large one is read in a thread. Raises InvalidRequest."""
+    await services.turns.take()
+    parsing = partial(parse_json, data, body_type)
+    return parsing() if len(data) <= INLINE_BYTES else await services.in_thread(parsing)
 
 
 def name_ignored(response: Response, body: Body) -> Response:

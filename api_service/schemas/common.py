@@ -140,6 +140,11 @@ class QueuedBody(Body):
         """What the answer says of it, as OpenAI does when it was asked; "" = nothing."""
         return {None: "", "flex": "flex"}.get(self.service_tier, "default")
 
+    @property
+    def quick(self) -> bool:
+        """Whether a small body of this kind needs neither tokenizer nor template nor grammar: a thread costs more."""
+        return False
+
     def check_truncation(self) -> None:
         """Raises InvalidRequest."""
         if self.truncate_prompt_tokens == 0:

@@ -84,6 +84,12 @@ class CompletionRequest(GenerationBody):
             raise InvalidRequest("'echo' and 'suffix' cannot be combined.", param="echo")
 
     @property
+    def quick(self) -> bool:
+        texts = (self.echo, self.suffix, self.bad_words, self.response_format, self.structured_outputs)
+        guides = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        return all(isinstance(prompt, list) for prompt in self.prompt) and not any((*texts, *guides))
+
+    @property
     def scored_alternatives(self) -> int | None:
         """How many alternatives are wanted for each prompt token; None: no log-probabilities of the prompt."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
