@@ -41,9 +41,11 @@ template <class A, class S>
 void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
 template <class A, class S>
 void attend_tile(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
-// Several KV heads of one token by matrix products on the cache as it lies (stream.cpp); `next` is fetched meanwhile.
+// Several KV heads of one token by matrix products on the cache as it lies (stream.cpp, stream_int8.cpp); `next` is fetched meanwhile.
 void attend_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,
                    const AttentionTask* next);
+void attend_int8_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,
+                        const AttentionTask* next);
 bool can_stream(const HrStep& step, int64_t group);
 template <class A>
 void merge_decode(Workspace& ws, const AttentionCall& call, const MergeTask& task);

@@ -71,16 +71,13 @@ vf find_peak(float* scores, int64_t count) {
   return highest<LANES>(vmax(vmax(peaks[0], peaks[1]), vmax(peaks[2], peaks[3])));
 }
 
-// 2^(scores * scale - top), times value_scales where there are any -> weights [LANES][KEY_BLOCK]. Returns the sum
-// without these scales, spread over the lanes of each query head.
+// 2^(scores * scale - top) -> weights [LANES][KEY_BLOCK]. Returns their sum, spread over the lanes of each query head.
 template <int LANES>
-vf make_weights(const float* scores, float scale, vf top, const float* value_scales, bf16* weights) {
+vf make_weights(const float* scores, vf scale, vf top, bf16* weights) {
   vf total = {}, some[VL];
   for (int i = 0; i < KEY_BLOCK * LANES / VL; ++i) {
-    vf weight = vexp2_fast(load(scores + i * VL) * scale - top);
-    total += weight;
-    if (value_scales) weight *= spread<LANES>(value_scales, i);
-    some[i % VL] = weight;
+    some[i % VL] = vexp2_fast(load(scores + i * VL) * scale - top);
+    total += some[i % VL];
     if constexpr (LANES == 4) {
       if (i % 4 == 3) store_rows(some + i % VL - 3, weights + i / 4 * VL);
     } else {

@@ -11,8 +11,8 @@
 namespace headrace {
 namespace {
 
-// Keys of a tile, and of the two runs that a block of values consists of.
-constexpr int64_t TILE_KEYS = 16, RUN = 32, MAX_DIM = 512;
+// Keys of the two runs that a block of values consists of.
+constexpr int64_t RUN = 32, MAX_DIM = 512;
 
 // Tiles 0-3: sums, 16 features each; 4: queries; 5: keys or values; 6: scores; 7: weights.
 void configure(int64_t heads, int64_t lanes) {
@@ -38,11 +38,6 @@ inline vu interleaved(vu even, vu odd, std::integral_constant<bool, false>) {
 }
 inline vu interleaved(vu even, vu odd, std::integral_constant<bool, true>) {
   return (vu)_mm512_unpackhi_epi16((__m512i)even, (__m512i)odd);
-}
-
-inline vu load_32(const bf16* p) { return load_as<vu>(p); }
-inline vu load_32(const int8_t* p) {
-  return (vu)_mm512_cvtne2ps_pbh((__m512)load(p + VL), (__m512)load(p));
 }
 
 // sums [query heads][dim] += weights * interleaved values, 16 features for each of TILES, over `keys` keys.

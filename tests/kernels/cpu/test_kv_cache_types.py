@@ -102,6 +102,67 @@ def test_a_head_that_is_not_finite_does_not_become_a_sane_one(native: NativeOps,
     assert not torch.isfinite(_write(table, batch, batch.cache, qkv)).all()
 
 
+DECODES = [1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129, 320, 511, 513, 1100]
+
+
+def _exact_decodes(batch: Batch, query: torch.Tensor) -> torch.Tensor:
+    """query [rows, heads, head_dim] -> float64 attention over the codes and scales that the cache holds."""
+    cache, layout, exact = batch.cache, batch.layout, []
+    for row, length in enumerate(layout.seq_lens.tolist()):
+        positions = torch.arange(length)
+        slots = layout.block_tables[row].long()[positions // cache.block_size] * cache.block_size
+        slots += positions % cache.block_size
+        keys, values = (
+            page.flatten(0, 1)[slots].double() * scales.flatten(0, 1)[slots].double()[..., None]
+            for page, scales in zip(cache.layers[0], cache.scales[0], strict=True)
+        )
+        exact.append(attend(query[row : row + 1], keys, values, [length - 1]))
+    return torch.cat(exact)
+
+
+@pytest.mark.parametrize("lengths", [DECODES, [700], [40]], ids=["many", "one", "short"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (14, 2, 64), (16, 1, 128), (2, 1, 256), (4, 4, 128)]
+)
+def test_bfloat16_decodes_add_no_more_than_their_own_rounding(
+    native: NativeOps, lengths: list[int], heads: int, kv_heads: int, head_dim: int
+) -> None:
+    """Rows large and small, whose keys and values differ in size: only the result is rounded to bfloat16."""
+    batch = make_batch(
+        [(1, length) for length in lengths],
+        dtype=torch.bfloat16,
+        storage=torch.int8,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = (
+        random_tensor((len(lengths), width), torch.bfloat16, 7)
+        * (10.0 ** (torch.arange(len(lengths)) % 3 - 1))[:, None]
+    )
+    step = native.begin(batch.layout, batch.cache, rope_table(head_dim, batch.layout.max_seq_len))
+    query = step.rope_and_cache(qkv.to(torch.bfloat16), 0, heads).contiguous()
+    got = step.attention(query, 0).view(-1, heads, head_dim)
+    wanted = _exact_decodes(batch, query.view(-1, heads, head_dim))
+    for row in range(len(lengths)):
+        assert relative_error(got[row], wanted[row]) < 2.5e-3
+
+
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_decode_that_is_not_finite_stays_so_and_alone(native: NativeOps, part: str, bad: float) -> None:
+    batch = make_batch([(1, 70), (1, 70), (1, 5)], dtype=torch.bfloat16, storage=torch.int8, heads=6, kv_heads=2)
+    qkv = random_tensor((3, 10 * 64), torch.bfloat16, 2)
+    qkv[1, {"query": 0, "key": 6 * 64, "value": 8 * 64}[part] + 3] = bad
+    got = _write(native, batch, batch.cache, qkv).view(3, 6, 64)
+    # The query head that holds it, or all that read the KV head.
+    spoiled = got[1, :1] if part == "query" else got[1, :3]
+    assert not torch.isfinite(spoiled).all(-1).any()
+    assert torch.isfinite(got[1, 3:]).all()
+    assert torch.isfinite(got[[0, 2]]).all()
+
+
 def test_a_head_of_zeros_stays_zero(native: NativeOps) -> None:
     batch = make_batch([(2, 2)], dtype=torch.bfloat16, storage=torch.int8, heads=1, kv_heads=1)
     assert not _write(native, batch, batch.cache, torch.zeros(2, 3 * 64, dtype=torch.bfloat16)).any()
