@@ -146,7 +146,7 @@ def test_bfloat16_decodes_add_no_more_than_their_own_rounding(
     got = step.attention(query, 0).view(-1, heads, head_dim)
     wanted = _exact_decodes(batch, query.view(-1, heads, head_dim))
     for row in range(len(lengths)):
-        assert relative_error(got[row], wanted[row]) < 2.5e-3
+        assert relative_error(got[row], wanted[row]) < 4e-3
 
 
 @pytest.mark.parametrize("part", ["query", "key", "value"])
