@@ -26,11 +26,14 @@ constexpr int64_t AMX_TILE_BYTES = 16 * STEP_BYTES;
     _tile_loadd(tile, from, lda);          \
   }
 
+inline void amx_prefetch(const uint8_t* tile) {
+  for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + line * STEP_BYTES, 0, 2);
+}
+
 // Operand tile t of the panels `ahead`, where it falls into the share of this job.
 inline void amx_prefetch(const TileJob& job, int panel, int64_t t) {
   if (t < job.ahead_first / 16 || t >= job.ahead_last / 16) return;
-  const uint8_t* tile = job.panels[panel] + job.ahead + t * AMX_TILE_BYTES;
-  for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + line * STEP_BYTES, 0, 2);
+  amx_prefetch(job.panels[panel] + job.ahead + t * AMX_TILE_BYTES);
 }
 
 // Up to 16 rows by NB <= 4 panels.
@@ -95,19 +98,29 @@ void amx_square(const TileJob& job, int64_t row, int panel) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int n = 0; n < NB; ++n) {
-    for (int64_t t = job.ahead_first / 16; t < job.ahead_last / 16; ++t) amx_prefetch(job, panel + n, t);
-  }
+  // Spread evenly: only so many lines can be on their way, and more at once would hold up the products.
+  const int64_t coming = (job.ahead_last - job.ahead_first) / 16, coming_at = job.ahead_first / 16 * AMX_TILE_BYTES;
+  const uint8_t *next0 = b0 + job.ahead + coming_at, *next1 = b1 + job.ahead + coming_at;
+  int64_t due = 0;
   for (int64_t t = 0; t < tiles; ++t) {
+    due += coming;
+    const bool fetch = due >= tiles;
     HR_LOAD_ROWS(4, a0 + t * 64)
     _tile_loadd(6, b0 + t * AMX_TILE_BYTES, STEP_BYTES);
     HR_DOT(0, 4, 6)
+    if (fetch) amx_prefetch(next0);
     HR_LOAD_ROWS(5, a1 + t * 64)
     HR_DOT(2, 5, 6)
     if constexpr (NB > 1) {
       _tile_loadd(7, b1 + t * AMX_TILE_BYTES, STEP_BYTES);
       HR_DOT(1, 4, 7)
+      if (fetch) amx_prefetch(next1);
       HR_DOT(3, 5, 7)
+    }
+    if (fetch) {
+      due -= tiles;
+      next0 += AMX_TILE_BYTES;
+      next1 += AMX_TILE_BYTES;
     }
   }
   _tile_stored(0, c0, ldc);
