@@ -67,7 +67,8 @@ class LightClient(Client):
         reader = _Reader(request, answer)
         answer.sent = time.perf_counter()
         try:
-            await asyncio.get_running_loop().create_connection(lambda: reader, address.hostname, address.port)
+            host, port = str(address.hostname), address.port or 80
+            await asyncio.get_running_loop().create_connection(lambda: reader, host, port)
             await reader.ended
         except OSError as error:
             answer.error = f"{type(error).__name__}: {error}"
