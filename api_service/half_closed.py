@@ -1,8 +1,7 @@
 """A client that has shut down its sending side: does it still listen, or has it left? TCP says the same of both.
 
 In: a connection and the request that is due on it. Out: now and then a few bytes that a listening client passes over. A
-closed socket answers them with a reset, and the next ones end the connection like any other loss. HTTP/1.0 knows no
-bytes that may come before an answer: there the system asks, but that is answered for a closed socket too, for a minute.
+closed socket answers them with a reset, and the next ones end the connection like any other loss.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _QUICK_S, _UNANSWERED_S = 0.1, 10.0
 before the answer."""
 _UNHEARD_MS = 20_000
 """A client that acknowledges nothing for so long is gone: behind a firewall nobody sends resets."""
-_ASK_S = 5
-"""Between two questions of the system's."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """An answer before the answer, which every client of HTTP/1.1 has to pass over."""
 
@@ -43,17 +40,18 @@ class Probing:
         """`due`: the request that is being answered, as long as one is."""
         self._loop = loop
         self._transport = transport
-        self._connection = transport.get_extra_info("socket")
         self._due = due
         self._timer: asyncio.TimerHandle | None = None
 
+    @staticmethod
+    def possible(cycle: RequestResponseCycle) -> bool:
+        """HTTP/1.0 has nothing to probe with before the answer."""
+        return cycle.scope["http_version"] == "1.1"
+
     def start(self) -> None:
-        if self._connection.family in (socket.AF_INET, socket.AF_INET6):
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            options = {"TCP_USER_TIMEOUT": _UNHEARD_MS, "TCP_KEEPIDLE": _ASK_S, "TCP_KEEPINTVL": _ASK_S}
-            for name, value in options.items():
-                if hasattr(socket, name):
-                    self._connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        connection = self._transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_USER_TIMEOUT") and connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
         self._again(_FIRST_S)
 
     def stop(self) -> None:
@@ -66,18 +64,13 @@ class Probing:
     def _probe(self, pause_s: float) -> None:
         if self._transport.is_closing():
             return
-        # A loss that the system knows of: nobody reads from this connection any more, so nothing else would tell.
-        if self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._transport.abort()
-            return
         cycle, next_s = self._due(), min(2 * pause_s, _LAST_S)
-        writes = cycle is not None and (cycle.response_started or cycle.scope["http_version"] == "1.1")
-        if cycle is not None and writes and not cycle.flow.write_paused:
-            if cycle.response_started:
-                body: BodyWriter = cycle.scope["state"][BODY_WRITER]
-                body.probe()
-            else:
-                self._transport.write(_CONTINUE)
-        if writes and cycle is not None and not cycle.response_started and next_s > _QUICK_S:
+        if cycle is not None and not cycle.response_started and next_s > _QUICK_S:
             next_s = _UNANSWERED_S
+        if cycle is not None and not cycle.flow.write_paused:
+            body: BodyWriter = cycle.scope["state"][BODY_WRITER]
+            if cycle.response_started:
+                body.probe()
+            elif self.possible(cycle):
+                self._transport.write(_CONTINUE)
         self._again(next_s)

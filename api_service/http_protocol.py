@@ -106,7 +106,7 @@ class PodProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. Whole requests are answered, as long as it turns out to listen."""
         due = self._due
-        if due is None or (self._stage == "body" and self.cycle is due):
+        if due is None or not Probing.possible(due) or (self._stage == "body" and self.cycle is due):
             return False
         if not self._deaf:
             self._refuse(None)
