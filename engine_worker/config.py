@@ -20,8 +20,8 @@ class EngineConfig:
     """Blocks of the KV cache, instead of counting them from `kv_cache_memory`."""
     max_num_seqs: int = 64
     """Requests in one batch at most. Never more than the token budget, so that every decode fits into every step."""
-    max_num_batched_tokens: int = 512
-    """Tokens computed in one step (the token budget). See `spare_tokens`."""
+    max_num_batched_tokens: int = 576
+    """Tokens computed in one step at most (the token budget). See `spare_tokens`."""
     max_model_len: int | None = None
     """Prompt + output tokens of one request at most; None: the model's own context window, and never more than that."""
     enable_prefix_caching: bool = True
@@ -44,9 +44,9 @@ class EngineConfig:
 
     @property
     def spare_tokens(self) -> int:
-        """By which a step may exceed the budget where that finishes a prompt and more prompts wait than decodes run: a
-        small rest is not worth a step of its own."""
-        return self.max_num_batched_tokens // 8
+        """Of the budget, what only the end of a prompt is given, where more prompts wait than decodes run: a small rest
+        is not worth a step of its own. Whole 16 tokens, none of a small budget."""
+        return min(self.max_num_batched_tokens // 9, max(0, self.max_num_batched_tokens - self.max_num_seqs)) // 16 * 16
 
     def count_blocks(self, bytes_per_block: int) -> int:
         """Blocks of the cache. Raises ValueError when the memory does not hold a single one."""

@@ -73,7 +73,7 @@ class WorkerSettings(BaseSettings):
     max_model_len: int | None = Field(default=None, ge=1)
     """Prompt + output tokens of one choice; None takes the model's window."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(default=512, ge=1, le=1 << 20)
+    max_num_batched_tokens: int = Field(default=576, ge=1, le=1 << 20)
     target_itl_ms: float = Field(default=0.0, ge=0, le=60_000)
     """Wanted time between two tokens of a running stream while prompts are computed; 0 = none."""
     block_size: int = Field(default=16, ge=1, le=1024)

@@ -54,8 +54,8 @@ WORKER = (
     Flag(
         "max_num_batched_tokens",
         int,
-        "Token budget of one engine step; the end of a prompt may exceed it by an eighth.",
-        "512",
+        "Tokens computed in one engine step at most; the last ninth is for the ends of prompts.",
+        "576",
         1,
         1 << 20,
     ),

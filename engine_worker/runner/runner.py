@@ -41,7 +41,7 @@ class Runner:
         self._promised = populate(self.kv_cache)
         self._inputs = InputBatch(
             config.max_running,
-            config.max_num_batched_tokens + config.spare_tokens,
+            config.max_num_batched_tokens,
             max_request_tokens,
             config.block_size,
             model.device,

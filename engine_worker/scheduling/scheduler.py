@@ -36,7 +36,8 @@ class Scheduler:
         self._cache = cache
         self._block_size = cache.block_size
         self._max_running = config.max_running
-        self._budget, self._spare = config.max_num_batched_tokens, config.spare_tokens
+        self._spare = config.spare_tokens
+        self._budget = config.max_num_batched_tokens - self._spare
         self._max_model_len = max_model_len
         self._pace = pace or Pace(config.target_itl_ms / 1000)
         self._queues = Queues()

@@ -41,7 +41,8 @@ template <class A, class S>
 void attend_decode(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
 template <class A, class S>
 void attend_tile(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task);
-// Several KV heads of one token by matrix products on the cache as it lies (stream.cpp, stream_int8.cpp); `next` is fetched meanwhile.
+// Several KV heads of one token by matrix products on the cache as it lies (stream.cpp, stream_int8.cpp); `next` is
+// fetched meanwhile.
 void attend_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,
                    const AttentionTask* next);
 void attend_int8_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,

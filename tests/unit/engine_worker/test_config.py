@@ -34,3 +34,12 @@ def test_memory_for_less_than_a_block_is_refused() -> None:
 
 def test_no_more_requests_run_than_the_budget_has_tokens() -> None:
     assert EngineConfig(max_num_seqs=48, max_num_batched_tokens=16).max_running == 16
+
+
+@pytest.mark.parametrize(
+    ("budget", "seqs", "spare"), [(576, 64, 64), (143, 8, 0), (144, 8, 16), (512, 500, 0), (512, 512, 0)]
+)
+def test_a_ninth_of_the_budget_is_for_ends_of_prompts_unless_decodes_need_it(
+    budget: int, seqs: int, spare: int
+) -> None:
+    assert EngineConfig(max_num_seqs=seqs, max_num_batched_tokens=budget).spare_tokens == spare

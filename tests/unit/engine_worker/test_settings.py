@@ -17,7 +17,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults() -> None:
     settings = read_settings()
-    assert (settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size) == (64, 512, 16)
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size) == (64, 576, 16)
     assert settings.kv_cache_memory == 1 << 30
     assert str(os.getpid()) in settings.worker_id
 

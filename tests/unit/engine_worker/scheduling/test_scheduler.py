@@ -35,39 +35,40 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decodes() -> None:
 
 
 def test_a_small_rest_of_a_prompt_does_not_wait_for_another_step() -> None:
-    drive = SchedulerDrive(budget=16, caching=False)
-    drive.add(34, max_tokens=1, request_id="fits")
-    assert rows(drive.step()) == [("fits", 0, 16, False)]
-    assert rows(drive.step()) == [("fits", 16, 18, True)]
-    drive.add(35, max_tokens=1, request_id="does not")
-    assert [row[1:3] for _ in range(3) for row in rows(drive.step())] == [(0, 16), (16, 16), (32, 3)]
+    """Of a budget of 144 tokens the last 16 are for ends of prompts."""
+    drive = SchedulerDrive(budget=144, num_blocks=200, caching=False)
+    drive.add(272, max_tokens=1, request_id="fits")
+    assert rows(drive.step()) == [("fits", 0, 128, False)]
+    assert rows(drive.step()) == [("fits", 128, 144, True)]
+    drive.add(273, max_tokens=1, request_id="does not")
+    assert [row[1:3] for _ in range(3) for row in rows(drive.step())] == [(0, 128), (128, 128), (256, 17)]
 
 
-def test_the_last_of_several_prompts_may_exceed_the_budget_once() -> None:
-    drive = SchedulerDrive(budget=16, caching=False)
-    for name, length in (("a", 12), ("b", 6), ("c", 1)):
+def test_the_last_of_several_prompts_may_take_what_is_left_for_ends_once() -> None:
+    drive = SchedulerDrive(budget=144, num_blocks=200, caching=False)
+    for name, length in (("a", 120), ("b", 24), ("c", 1)):
         drive.add(length, request_id=name, max_tokens=1)
-    assert rows(drive.step()) == [("a", 0, 12, True), ("b", 0, 6, True)]
+    assert rows(drive.step()) == [("a", 0, 120, True), ("b", 0, 24, True)]
     assert rows(drive.step()) == [("c", 0, 1, True)]
 
 
 def test_running_streams_do_not_wait_longer_for_the_rest_of_a_prompt_unless_more_wait_than_run() -> None:
-    drive = SchedulerDrive(budget=16, caching=False)
+    drive = SchedulerDrive(budget=144, num_blocks=200, caching=False)
     drive.add(2, request_id="stream", max_tokens=9)
     drive.step()
-    drive.add(16, request_id="a", max_tokens=1)
-    assert rows(drive.step()) == [("stream", 2, 1, True), ("a", 0, 15, False)]
-    assert rows(drive.step()) == [("stream", 3, 1, True), ("a", 15, 1, True)]
+    drive.add(128, request_id="a", max_tokens=1)
+    assert rows(drive.step()) == [("stream", 2, 1, True), ("a", 0, 127, False)]
+    assert rows(drive.step()) == [("stream", 3, 1, True), ("a", 127, 1, True)]
     for name in ("b", "c"):
-        drive.add(16, request_id=name, max_tokens=1)
-    assert rows(drive.step()) == [("stream", 4, 1, True), ("b", 0, 16, True)]
+        drive.add(128, request_id=name, max_tokens=1)
+    assert rows(drive.step()) == [("stream", 4, 1, True), ("b", 0, 128, True)]
 
 
-def test_batch_work_never_exceeds_the_budget_beside_interactive_work() -> None:
-    drive = SchedulerDrive(budget=16, caching=False)
+def test_batch_work_leaves_the_ends_of_interactive_prompts_their_share() -> None:
+    drive = SchedulerDrive(budget=144, num_blocks=200, caching=False)
     drive.add(4, request_id="stream", max_tokens=3)
-    drive.add(13, request_id="batch", max_tokens=1, klass="batch")
-    assert rows(drive.step()) == [("stream", 0, 4, True), ("batch", 0, 12, False)]
+    drive.add(125, request_id="batch", max_tokens=1, klass="batch")
+    assert rows(drive.step()) == [("stream", 0, 4, True), ("batch", 0, 124, False)]
 
 
 def test_decodes_go_before_the_chunks_of_an_earlier_long_prompt() -> None:
