@@ -21,6 +21,8 @@ class Stream : StreamBase<bf16, LANES> {
   using Base::acc_, Base::dim_, Base::gathered_, Base::group_, Base::heads_, Base::stride_, Base::task_;
 
  public:
+  static void configure(int64_t group) { headrace::configure(group, LANES); }
+
   Stream(Buffer& scratch, const AttentionCall& call, const AttentionTask& task, const AttentionTask* next)
       : Base(call, task, next) {
     const int64_t halves = heads_ * (dim_ * LANES + KEY_BLOCK * (LANES + dim_)), floats = heads_ * LANES * KEY_BLOCK;
@@ -108,8 +110,7 @@ class Stream : StreamBase<bf16, LANES> {
   void soften(const KeyBlock& block, int64_t head) {
     float* scores = scores_ + head * KEY_BLOCK * LANES;
     const vf scale = splat(this->scale_), peak = find_peak<LANES>(scores, block.count) * scale;
-    const vi grows = peak > gathered_[head].top + SLACK;
-    if (any_lane(grows)) this->move_reference(head, grows ? peak : gathered_[head].top);
+    this->follow(head, peak);
     this->fetch(FETCH_WEIGHTS / 2);
     bf16* weights = weights_ + head * KEY_BLOCK * LANES;
     gathered_[head].total += make_weights<LANES>(scores, scale, gathered_[head].top, weights);
@@ -136,15 +137,6 @@ class Stream : StreamBase<bf16, LANES> {
   bf16* interleaved_;  // [KEY_BLOCK / RUN][dim / 16] tiles of values
 };
 
-template <int LANES>
-void stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task, const AttentionTask* next) {
-  configure(call.group(), LANES);
-  Stream<LANES> stream(ws.thread_scratch[rank], call, task, next);
-  stream.run();
-  stream.finish(ws);
-  _tile_loadconfig(&TILE_CONFIG);
-}
-
 }  // namespace
 
 bool can_stream(const HrStep& step, int64_t group) {
@@ -156,7 +148,7 @@ bool can_stream(const HrStep& step, int64_t group) {
 void attend_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,
                    const AttentionTask* next) {
   if (call.step.cache_dtype == HR_S8) return attend_int8_stream(ws, rank, call, task, next);
-  (call.group() <= 4 ? stream<4> : stream<16>)(ws, rank, call, task, next);
+  (call.group() <= 4 ? stream<Stream<4>> : stream<Stream<16>>)(ws, rank, call, task, next);
 }
 
 #else

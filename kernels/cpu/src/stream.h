@@ -34,9 +34,9 @@ class StreamBase {
         coming_(std::min<int64_t>(task.first_key + KEYS_AHEAD, round_up(task.last_key, TILE_KEYS))) {
     // Where a task has all KV heads of a token, tiles lie in one run.
     const int64_t row = heads_ * dim_ * int64_t(sizeof(S));
-    whole_ = heads_ == step_.num_kv_heads;
-    runs_ = whole_ ? 1 : TILE_KEYS;
-    run_lines_ = ceil_div(whole_ ? row * TILE_KEYS : row, LINE);
+    const bool whole = heads_ == step_.num_kv_heads;
+    runs_ = whole ? 1 : TILE_KEYS;
+    run_lines_ = ceil_div(whole ? row * TILE_KEYS : row, LINE);
   }
 
  protected:
@@ -82,8 +82,12 @@ class StreamBase {
     }
   }
 
-  void move_reference(int64_t head, vf top) {
+  // Before keys are gathered of which `peak` is the highest score.
+  void follow(int64_t head, vf peak) {
     Gathered& gathered = gathered_[head];
+    const vi grows = peak > gathered.top + SLACK;
+    if (!any_lane(grows)) return;
+    const vf top = grows ? peak : gathered.top;
     const vf factor = vexp2_fast(gathered.top - top);
     gathered.total *= factor;
     gathered.top = top;
@@ -165,11 +169,20 @@ class StreamBase {
   }
 
   int64_t coming_;  // first key that no run was begun for, counted on into the next task
-  bool whole_;
   int64_t runs_, run_lines_, runs_left_ = 0, lines_left_ = 0;
   const char* next_key_ = nullptr;
   const char* next_value_ = nullptr;
 };
+
+// A task by a kind of stream.
+template <class Stream>
+void stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task, const AttentionTask* next) {
+  Stream::configure(call.group());
+  Stream stream(ws.thread_scratch[rank], call, task, next);
+  stream.run();
+  stream.finish(ws);
+  _tile_loadconfig(&TILE_CONFIG);
+}
 
 }  // namespace
 }  // namespace headrace

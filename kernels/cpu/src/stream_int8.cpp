@@ -24,7 +24,7 @@ class Int8Stream : StreamBase<int8_t, LANES> {
 
  public:
   // Tiles 0-3: sums; 4: queries; 5: keys or values; 6: scores; 7: weights.
-  static void configure() {
+  static void configure(int64_t) {
     struct alignas(64) Config {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {64, 64, 64, 64, ROWS * 4, 64, ROWS * 4, 64};
@@ -37,7 +37,7 @@ class Int8Stream : StreamBase<int8_t, LANES> {
   Int8Stream(Buffer& scratch, const AttentionCall& call, const AttentionTask& task, const AttentionTask* next)
       : Base(call, task, next) {
     const int64_t products = heads_ * 2 * LANES * KEY_BLOCK, floats = heads_ * (LANES + 2) * KEY_BLOCK + heads_ * LANES;
-    const int64_t sums = 2 * LANES * dim_, bytes = heads_ * 2 * LANES * (dim_ + KEY_BLOCK) + heads_ * KEY_BLOCK * dim_;
+    const int64_t sums = 2 * LANES * DEPTH, bytes = heads_ * 2 * LANES * (dim_ + KEY_BLOCK) + heads_ * KEY_BLOCK * dim_;
     products_ = (int32_t*)this->clear(
         scratch.get<uint8_t>(Base::sums_bytes(heads_, dim_) + (products + sums + floats) * 4 + bytes));
     sums_ = products_ + products;
@@ -161,15 +161,14 @@ class Int8Stream : StreamBase<int8_t, LANES> {
     }
   }
 
-  // Scores -> weights. What a step of the sums is worth replaces the scales of values.
+  // Scores -> weights. What a step of the sums is worth replaces the scales of keys.
   void soften(int64_t count, int64_t head) {
     float *scores = scores_ + head * LANES * KEY_BLOCK, *key_scales = key_scales_ + head * KEY_BLOCK;
     join_scores(head, key_scales, scores);
     this->fetch(FETCH_WEIGHTS / 2);
     Gathered& gathered = gathered_[head];
     const vf scale = spread_heads(query_scales_ + head * LANES), peak = find_peak<LANES>(scores, count) * scale;
-    const vi grows = peak > gathered.top + SLACK;
-    if (any_lane(grows)) this->move_reference(head, grows ? peak : gathered.top);
+    this->follow(head, peak);
     const float* value_scales = value_scales_ + head * KEY_BLOCK;
     // No weight is larger; where a scale is not finite, neither is this.
     const vf most = vmax(splat(1e-30f), vexp2_fast(peak - gathered.top) * largest_scale(value_scales));
@@ -268,20 +267,11 @@ class Int8Stream : StreamBase<int8_t, LANES> {
   int8_t* interleaved_;  // [dim / 16] tiles of values
 };
 
-template <int LANES>
-void stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task, const AttentionTask* next) {
-  Int8Stream<LANES>::configure();
-  Int8Stream<LANES> stream(ws.thread_scratch[rank], call, task, next);
-  stream.run();
-  stream.finish(ws);
-  _tile_loadconfig(&TILE_CONFIG);
-}
-
 }  // namespace
 
 void attend_int8_stream(Workspace& ws, int rank, const AttentionCall& call, const AttentionTask& task,
                         const AttentionTask* next) {
-  (call.group() <= 4 ? stream<4> : stream<16>)(ws, rank, call, task, next);
+  (call.group() <= 4 ? stream<Int8Stream<4>> : stream<Int8Stream<16>>)(ws, rank, call, task, next);
 }
 
 #endif
