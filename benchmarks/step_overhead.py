@@ -18,7 +18,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,16 +59,25 @@ class NoModel:
         self._hidden = torch.zeros(8192, 8)
         self._logits = torch.randn(4096, model.config.vocab_size, generator=generator)
         self._best = self._logits.argmax(-1)
+        self._peaks = self._logits.amax(-1)
 
     def new_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
         return self._model.new_kv_cache(num_blocks, block_size)
 
     def forward(
-        self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache, sample_at: Tensor | None
+        self,
+        token_ids: Tensor,
+        layout: BatchLayout,
+        kv_cache: KVCache,
+        sample_at: Tensor | None,
+        wanted: Sequence[int],
     ) -> ModelOutput:
         sampled = layout.num_tokens if sample_at is None else sample_at.numel()
         return ModelOutput(
-            self._hidden[: layout.num_tokens], self._logits[:sampled].clone(), self._best[:sampled].clone()
+            self._hidden[: layout.num_tokens],
+            self._logits[: len(wanted)].clone(),
+            self._best[:sampled].clone(),
+            self._peaks[:sampled].clone(),
         )
 
 

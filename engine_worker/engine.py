@@ -176,9 +176,9 @@ class Engine:
     def _compute(self, rows: Sequence[ScheduledRequest]) -> list[Outcome]:
         """Runs the model and samples: one outcome per row."""
         drawing = [row for row in rows if row.samples]
-        self._sampler.prepare(drawing, self._vocab_size)
-        output = self._runner.run(rows)
-        drawn = iter(self._sampler.sample(output.logits, output.best, drawing) if drawing else ())
+        wanted = self._sampler.prepare(drawing, self._vocab_size)
+        output = self._runner.run(rows, wanted)
+        drawn = iter(self._sampler.sample(output.logits, output.best, output.peaks, drawing, wanted))
         return [RowResult(next(drawn) if row.samples else None, output.measured.get(i)) for i, row in enumerate(rows)]
 
     def _check_health(self, outcomes: Sequence[Outcome]) -> None:

@@ -7,6 +7,7 @@ backend either speeds up single ops or overrides a whole unit with one fused ker
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -129,10 +130,18 @@ class Ops(ABC):
         return self.linear(self.silu_and_mul(self.linear(normed, weights.gate_up)), weights.down), residual
 
     @torch.no_grad()
-    def forward(self, weights: ModelWeights, token_ids: Tensor, sample_at: Tensor | None, step: Step) -> ModelOutput:
+    def forward(
+        self,
+        weights: ModelWeights,
+        token_ids: Tensor,
+        sample_at: Tensor | None,
+        step: Step,
+        wanted: Sequence[int] | None = None,
+    ) -> ModelOutput:
         """The whole model over the batch of `step`: token_ids int64 [T], at least one layer.
 
-        sample_at: int64 [R], tokens whose logits are wanted; None: every token's.
+        sample_at: int64 [R], tokens whose largest logit is wanted; None: every token's. wanted: ascending positions in
+        it of those whose logits are wanted as well; None: all.
         """
         x, residual = self.embedding(weights.embedding, token_ids, weights.dtype), None
         for index, (attention, mlp) in enumerate(weights.layers):
@@ -140,4 +149,6 @@ class Ops(ABC):
             x, residual = self.mlp_block(x, residual, mlp)
         hidden, _ = self.add_rms_norm(x, residual, weights.norm, weights.eps)
         logits = self.logits(hidden if sample_at is None else hidden.index_select(0, sample_at), weights.head)
-        return ModelOutput(hidden, logits, logits.argmax(-1))
+        best = logits.argmax(-1)
+        peaks = logits.gather(-1, best[:, None])[:, 0]
+        return ModelOutput(hidden, logits if wanted is None else logits[list(wanted)], best, peaks)

@@ -183,9 +183,11 @@ class ModelOutput(NamedTuple):
     hidden: Tensor
     """[T, H], final hidden states (normed)."""
     logits: Tensor
-    """float32 [R, V] of the tokens that were asked for, in order."""
+    """float32 [W, V] of the tokens whose logits were asked for, in order."""
     best: Tensor
-    """int64 [R], the largest of each row's logits, the first of several; NaN counts as that."""
+    """int64 [R], the place of the largest of each sampled token's logits, the first of several; NaN counts as that."""
+    peaks: Tensor
+    """float32 [R], the largest itself."""
 
 
 def kv_cache_bytes(

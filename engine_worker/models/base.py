@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,10 +28,16 @@ class Model(Protocol):
         """An empty cache of this model's shape, dtype and device."""
 
     def forward(
-        self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache, sample_at: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        layout: BatchLayout,
+        kv_cache: KVCache,
+        sample_at: Tensor | None = None,
+        wanted: Sequence[int] | None = None,
     ) -> ModelOutput:
-        """token_ids int64 [T] -> hidden states of all, logits of the tokens at sample_at int64 [R] (None: of all);
-        writes the tokens' keys and values to `kv_cache`. The output holds until the next call."""
+        """token_ids int64 [T] -> hidden states of all, the largest logit of the tokens at sample_at int64 [R] (None: of
+        all) and, for those at the ascending positions `wanted` of it (None: all), all logits; writes the tokens' keys
+        and values to `kv_cache`. The output holds until the next call."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, H] -> float32 [R, V], for tokens whose logits `forward` was not asked for."""

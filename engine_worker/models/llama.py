@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -90,11 +92,16 @@ class Llama:
         )
 
     def forward(
-        self, token_ids: Tensor, layout: BatchLayout, kv_cache: KVCache, sample_at: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        layout: BatchLayout,
+        kv_cache: KVCache,
+        sample_at: Tensor | None = None,
+        wanted: Sequence[int] | None = None,
     ) -> ModelOutput:
         """See `Model.forward`."""
         step = self._ops.begin(layout, kv_cache, self._rope)
-        return self._ops.forward(self._weights, token_ids, sample_at, step)
+        return self._ops.forward(self._weights, token_ids, sample_at, step, wanted)
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:

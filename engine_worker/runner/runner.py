@@ -25,9 +25,11 @@ class StepOutput:
     """What one step's forward pass gave."""
 
     logits: Tensor
-    """float32 [R, V] of the R rows that sample, in order."""
+    """float32 [W, V] of the rows whose logits were asked for, in order."""
     best: Tensor
-    """int64 [R], the largest of each; see `ModelOutput`."""
+    """int64 [R], of each of the R rows that sample the place of its largest logit; see `ModelOutput`."""
+    peaks: Tensor
+    """float32 [R], the largest itself."""
     measured: dict[int, Measured]
     """By position of the row in the batch; only rows that ask for it."""
 
@@ -51,12 +53,14 @@ class Runner:
         """Gives another piece of the cache its memory; False: it has all of it."""
         return next(self._promised, _ALL) is not _ALL
 
-    def run(self, rows: Sequence[ScheduledRequest]) -> StepOutput:
-        """Computes the rows' new tokens and writes their keys and values to the cache.
+    def run(self, rows: Sequence[ScheduledRequest], wanted: Sequence[int] | None = None) -> StepOutput:
+        """Computes the rows' new tokens and writes their keys and values to the cache. wanted: which of the rows that
+        sample have all of their logits in the output, ascending; None: all of these rows.
 
         The output holds until the next call. Running the same rows again gives the same result: nothing but cache slots
         of these very tokens is written.
         """
         inputs = self._inputs.build(rows)
-        output = self._model.forward(inputs.token_ids, inputs.layout, self.kv_cache, inputs.sample_at)
-        return StepOutput(output.logits, output.best, measure(self._model, output.hidden, rows))
+        output = self._model.forward(inputs.token_ids, inputs.layout, self.kv_cache, inputs.sample_at, wanted)
+        measured = measure(self._model, output.hidden, rows)
+        return StepOutput(output.logits, output.best, output.peaks, measured)

@@ -47,23 +47,42 @@ class Sampler:
         self._drawer = Drawer(ops)
         self._masks = GrammarMasks()
 
-    def prepare(self, rows: Sequence[ScheduledRequest], vocab_size: int) -> None:
-        """Optional word of the rows to come, before the model runs: grammar masks are made meanwhile."""
-        self._masks.prepare(rows, vocab_size)
+    def prepare(self, rows: Sequence[ScheduledRequest], vocab_size: int) -> list[int]:
+        """Word of the rows to come, before the model runs: grammar masks are made meanwhile. -> which of them `sample`
+        needs the logits of, ascending."""
+        wanted = [i for i, row in enumerate(rows) if not _takes_best(row, vocab_size)]
+        self._masks.prepare([rows[i] for i in wanted], vocab_size)
+        return wanted
 
-    def sample(self, logits: Tensor, best: Tensor, rows: Sequence[ScheduledRequest]) -> list[SampledToken]:
-        """logits float32 [R, V] and each row's first largest, int64 [R] (NaN counts as such), both overwritten;
-        row i belongs to rows[i]. Greedy rows take it."""
-        vocab_size = logits.shape[1]
-        if all(_takes_best(row, vocab_size) for row in rows):
-            ids, peaks = _best(logits, best)
-            return [SampledToken(token if math.isfinite(top) else None) for token, top in zip(ids, peaks, strict=True)]
+    def sample(
+        self,
+        logits: Tensor,
+        best: Tensor,
+        peaks: Tensor,
+        rows: Sequence[ScheduledRequest],
+        wanted: Sequence[int],
+    ) -> list[SampledToken]:
+        """best int64 [R], peaks float32 [R]: the place of each row's first largest logit (NaN counts as such), and that
+        logit; row i belongs to rows[i]. logits float32 [W, V], overwritten: of the rows at `wanted`, as `prepare` gave
+        it. All other rows take their best."""
+        tops = list(zip(best.tolist(), peaks.tolist(), strict=True))
+        tokens = [SampledToken(token if math.isfinite(top) else None) for token, top in tops]
+        if wanted:
+            chosen = self._choose(logits, [tops[i] for i in wanted], [rows[i] for i in wanted])
+            for i, token in zip(wanted, chosen, strict=True):
+                tokens[i] = token
+        return tokens
+
+    def _choose(
+        self, logits: Tensor, tops: Sequence[tuple[int, float]], rows: Sequence[ScheduledRequest]
+    ) -> list[SampledToken]:
+        """logits [R, V], overwritten, and each row's first largest."""
         with_logprobs = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
         # Reported probabilities are the model's own: copied before anything is adjusted.
         untouched = _rows(logits, with_logprobs) if with_logprobs else None
         self._masks.keep(logits, rows)
         touched = self._adjuster.adjust(logits, rows) | self._masks.apply(logits, rows)
-        ids, peaks = _best(logits, best, sorted(touched))
+        ids, peaks = _renewed(logits, tops, sorted(touched))
         tokens = [token if math.isfinite(top) else None for token, top in zip(ids, peaks, strict=True)]
         self._draw(logits, peaks, rows, tokens)
         logprobs = [None] * len(rows) if untouched is None else _logprobs(untouched, with_logprobs, rows, tokens)
@@ -106,17 +125,19 @@ def _takes_best(row: ScheduledRequest, vocab_size: int) -> bool:
     return is_greedy(params, vocab_size) and row.matcher is None and params.logprobs is None and not adjusts(params)
 
 
-def _best(logits: Tensor, best: Tensor, touched: Sequence[int] = ()) -> tuple[list[int], list[float]]:
-    """Each row's first largest (NaN counts as such) -> ids, values. `best` knows them but of rows that were touched
+def _renewed(
+    logits: Tensor, tops: Sequence[tuple[int, float]], touched: Sequence[int]
+) -> tuple[list[int], list[float]]:
+    """Each row's first largest (NaN counts as such) -> ids, values. `tops` knows them but of rows that were touched
     since."""
-    if logits.device.type == "cpu":
-        ids, host_logits = best.numpy(), logits.numpy()
-        if touched:
-            ids[touched] = host_logits[touched].argmax(-1)
-        return ids.tolist(), host_logits[np.arange(len(ids)), ids].tolist()
+    ids, peaks = [token for token, _ in tops], [top for _, top in tops]
     if touched:
-        best[touched] = logits[touched].argmax(-1)
-    return best.tolist(), logits.gather(-1, best[:, None])[:, 0].tolist()
+        changed = _rows(logits, touched)
+        best = torch.from_numpy(changed.numpy().argmax(-1)) if changed.device.type == "cpu" else changed.argmax(-1)
+        values = changed.gather(-1, best[:, None])[:, 0]
+        for i, token, top in zip(touched, best.tolist(), values.tolist(), strict=True):
+            ids[i], peaks[i] = token, top
+    return ids, peaks
 
 
 def _logprobs(

@@ -78,6 +78,8 @@ class HrTokens(Structure):
         ("sampled", c_int64),
         ("hidden", c_void_p),
         ("logits", c_void_p),
+        ("lines", c_void_p),
+        ("peaks", c_void_p),
         ("best", c_void_p),
     ]
 

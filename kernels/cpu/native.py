@@ -149,19 +149,32 @@ class NativeOps(DenseOps):
         )
         return x, residual
 
-    def forward(self, weights: ModelWeights, token_ids: Tensor, sample_at: Tensor | None, step: Step) -> ModelOutput:
+    def forward(
+        self,
+        weights: ModelWeights,
+        token_ids: Tensor,
+        sample_at: Tensor | None,
+        step: Step,
+        wanted: Sequence[int] | None = None,
+    ) -> ModelOutput:
         prepared = self._prepared(weights)
         if prepared is None or not isinstance(step, _NativeStep):
-            return super().forward(weights, token_ids, sample_at, step)
+            return super().forward(weights, token_ids, sample_at, step, wanted)
         if token_ids.numel() != step.num_tokens or weights.dtype is not step.dtype:
             raise ValueError(f"expected {step.num_tokens} token ids and weights for {step.dtype}")
         sampled = step.num_tokens if sample_at is None else sample_at.numel()
-        output = self._scratch.output(weights, step.num_tokens, sampled)
+        num_wanted = sampled if wanted is None else len(wanted)
+        output = self._scratch.output(weights, step.num_tokens, sampled, num_wanted)
+        lines = None if wanted is None or not num_wanted else _lines(wanted, sampled)
         tokens = HrTokens(
             _pointer(token_ids, torch.int64),
             None if sample_at is None else _pointer(sample_at, torch.int64),
             sampled,
-            *(part.data_ptr() for part in output),
+            output.hidden.data_ptr(),
+            output.logits.data_ptr() if num_wanted else None,
+            None if lines is None else ctypes.addressof(lines),
+            output.peaks.data_ptr(),
+            output.best.data_ptr(),
         )
         if self.functions.hr_forward(self.workspace, step.struct, prepared, tokens) != 0:
             raise ValueError(
@@ -209,6 +222,14 @@ class NativeOps(DenseOps):
 def _addresses(layers: Sequence[LayerCache]) -> tuple[Pages, Pages]:
     kind = ctypes.c_void_p * len(layers)
     return kind(*(layer.key.data_ptr() for layer in layers)), kind(*(layer.value.data_ptr() for layer in layers))
+
+
+def _lines(wanted: Sequence[int], count: int) -> ctypes.Array[ctypes.c_int64]:
+    """The line of the result that each of `count` rows gets, -1 for those that get none."""
+    lines = (ctypes.c_int64 * count)(*[-1] * count)
+    for line, row in enumerate(wanted):
+        lines[row] = line
+    return lines
 
 
 def _pointer(x: Tensor, dtype: torch.dtype) -> int:

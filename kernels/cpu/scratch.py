@@ -44,14 +44,17 @@ class Scratch(threading.local):
         weakref.finalize(self, functions.hr_workspace_free, self.workspace)
         self.cache: KVCache | None = None
         self.pages: tuple[Pages, Pages, Pages, Pages] | None = None
-        self._outputs: tuple[Rows, Rows, Rows] | None = None
+        self._outputs: tuple[Rows, Rows, Rows, Rows] | None = None
         self._weights: ModelWeights | None = None
 
-    def output(self, weights: ModelWeights, num_tokens: int, num_sampled: int) -> ModelOutput:
+    def output(self, weights: ModelWeights, num_tokens: int, num_sampled: int, num_wanted: int) -> ModelOutput:
         """Where a forward pass of this model writes its results."""
         if self._outputs is None or self._weights is not weights:
             hidden = Rows((weights.norm.numel(),), weights.dtype)
-            self._outputs = hidden, Rows((weights.head.out_features,), torch.float32), Rows((), torch.int64)
+            logits = Rows((weights.head.out_features,), torch.float32)
+            self._outputs = hidden, logits, Rows((), torch.int64), Rows((), torch.float32)
             self._weights = weights
-        hidden, logits, best = self._outputs
-        return ModelOutput(hidden.first(num_tokens), logits.first(num_sampled), best.first(num_sampled))
+        hidden, logits, best, peaks = self._outputs
+        return ModelOutput(
+            hidden.first(num_tokens), logits.first(num_wanted), best.first(num_sampled), peaks.first(num_sampled)
+        )

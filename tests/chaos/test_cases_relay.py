@@ -164,10 +164,10 @@ class _FailsLate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, token_ids: Any, layout: Any, kv_cache: Any, sample_at: Any) -> Any:
+    def forward(self, token_ids: Any, layout: Any, kv_cache: Any, sample_at: Any, wanted: Any) -> Any:
         if layout.max_seq_len > self._limit:
             raise RuntimeError("kernel fault")
-        return self._model.forward(token_ids, layout, kv_cache, sample_at)
+        return self._model.forward(token_ids, layout, kv_cache, sample_at, wanted)
 
 
 async def test_rl_12_rl_13_an_engine_that_fails_at_the_third_token_is_one_error_event(

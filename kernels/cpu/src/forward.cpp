@@ -1,4 +1,4 @@
-// A whole step of a model: embedding, layers, final norm, logits and their arg max.
+// A whole step of a model: embedding, layers, final norm, logits and the largest of them.
 #include <vector>
 
 #include "units.h"
@@ -21,50 +21,20 @@ void embed(Team& team, Workspace& ws, const HrLinear& table, const int64_t* ids,
   });
 }
 
-// Place of the first largest, or of the first NaN. Twice over the row, which the cache holds: what is looked for the
-// second time is one value.
-int64_t first_best(const float* row, int64_t count) {
-  vf largest[2] = {splat(row[0]), splat(row[0])};
-  vi nan = {};
-  int64_t i = 0;
-  for (; i + 2 * VL <= count; i += 2 * VL) {
-    for (int v = 0; v < 2; ++v) {
-      const vf x = load(row + i + v * VL);
-      nan |= (vi)(x != x);
-      largest[v] = x > largest[v] ? x : largest[v];
-    }
-  }
-  float best = max_lanes(vmax(largest[0], largest[1]));
-  bool odd = any_lane(nan);
-  for (; i < count; ++i) {
-    odd |= row[i] != row[i];
-    best = row[i] > best ? row[i] : best;
-  }
-  i = 0;
-  if (odd) {
-    while (row[i] == row[i]) ++i;
-    return i;
-  }
-  for (; i + VL <= count; i += VL) {
-    if (any_lane((vi)(load(row + i) == splat(best)))) break;
-  }
-  while (row[i] != best) ++i;
-  return i;
-}
-
 class Head {
  public:
   Head(Workspace& ws, const HrModel& model, int64_t dtype, const HrTokens& tokens)
       : ws_(ws), head_(model.head), dtype_(dtype), tokens_(tokens),
         input_(reserve(ws.input, act_kind(head_.format, tokens.sampled, ws.invariant), tokens.sampled,
-                       head_.in_features)) {}
+                       head_.in_features)),
+        best_(ws.best, ws.threads, tokens.sampled) {}
 
   void run(Team& team) const {
-    write_rows(team, ws_, tokens_.hidden, dtype_, tokens_.sampled, input_, tokens_.sample_at);
-    gemm(team, ws_, head_, input_, tokens_.sampled, Output{tokens_.logits, head_.out_features, HR_F32});
-    team.each(tokens_.sampled, 1, [&](int64_t r) {
-      tokens_.best[r] = first_best(tokens_.logits + r * head_.out_features, head_.out_features);
-    });
+    const int64_t rows = tokens_.sampled;
+    team.each_row(rows, [&](int64_t r) { best_.clear(r); });
+    write_rows(team, ws_, tokens_.hidden, dtype_, rows, input_, tokens_.sample_at);
+    gemm_best(team, ws_, head_, input_, rows, Logits{tokens_.logits, tokens_.lines, best_});
+    team.each_row(rows, [&](int64_t r) { best_.merge(r, tokens_.peaks + r, tokens_.best + r); });
   }
 
  private:
@@ -73,6 +43,7 @@ class Head {
   int64_t dtype_;
   const HrTokens& tokens_;
   Activations input_;
+  Best best_;
 };
 
 }  // namespace

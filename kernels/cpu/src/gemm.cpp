@@ -22,6 +22,7 @@ struct Gemm {
   int64_t rows;
   const Output& out;
   bool gated;
+  const Logits* logits = nullptr;
 };
 
 Product product_of(const Activations& x) {
@@ -155,7 +156,32 @@ void store_gated(const Gemm& g, const float* tile, int64_t row, int64_t rows, co
   }
 }
 
-void store_result(const Gemm& g, const float* tile, int64_t row, int64_t rows, const int64_t* panels, int count) {
+void store_logits(const Gemm& g, int rank, const float* tile, int64_t row, int64_t rows, const int64_t* panels,
+                  int count) {
+  const Logits& to = *g.logits;
+  const int64_t features = g.w.out_features;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t line = !to.data ? -1 : to.lines ? to.lines[row + r] : row + r;
+    float* out = line < 0 ? nullptr : to.data + line * features;
+    Best::Lanes best = to.best.of(rank, row + r);
+    for (int p = 0; p < count; ++p) {
+      for (int v = 0; v < PANEL; v += VL) {
+        const int64_t column = panels[p] * PANEL + v, left = features - column;
+        if (left <= 0) break;
+        vf value = load(tile + r * TILE_LD + p * PANEL + v);
+        if (g.w.bias) value += load_upto(g.w.bias + column, left);
+        if (out) store_upto(out + column, value, left);
+        for (int64_t i = left; i < VL; ++i) value[i] = -INFINITY;
+        Best::take(best, value, int32_t(column));
+      }
+    }
+    to.best.of(rank, row + r) = best;
+  }
+}
+
+void store_result(const Gemm& g, int rank, const float* tile, int64_t row, int64_t rows, const int64_t* panels,
+                  int count) {
+  if (g.logits) return store_logits(g, rank, tile, row, rows, panels, count);
   if (g.gated) {
     (g.out.dtype == HR_F32 ? store_gated<float> : store_gated<bf16>)(g, tile, row, rows, panels, count);
   } else {
@@ -204,7 +230,7 @@ void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t las
       multiply_tile(product, job);
       if (g.x.kind == Act::INT8_ROW) scale_int8(g, tile, row, job.rows, panels, count);
     }
-    store_result(g, tile, row, job.rows, panels, count);
+    store_result(g, rank, tile, row, job.rows, panels, count);
   }
 }
 
@@ -259,6 +285,10 @@ Activations reserve(ActivationBuffers& buffers, Act kind, int64_t rows, int64_t 
 
 void gemm(Team& team, Workspace& ws, const HrLinear& w, const Activations& x, int64_t rows, const Output& out) {
   run(team, ws, Gemm{w, x, rows, out, false});
+}
+
+void gemm_best(Team& team, Workspace& ws, const HrLinear& w, const Activations& x, int64_t rows, const Logits& out) {
+  run(team, ws, Gemm{w, x, rows, Output{}, false, &out});
 }
 
 void gemm_gated(Team& team, Workspace& ws, const HrLinear& w, const Activations& x, int64_t rows, const Output& out) {

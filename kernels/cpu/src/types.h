@@ -50,11 +50,13 @@ struct HrModel {
 // What a forward pass reads and writes besides the cache.
 struct HrTokens {
   const int64_t* ids;        // [tokens of the step]
-  const int64_t* sample_at;  // [sampled] tokens whose logits are wanted; null: the first `sampled` ones
+  const int64_t* sample_at;  // [sampled] tokens that logits are computed of; null: the first `sampled` ones
   int64_t sampled;
   void* hidden;   // [tokens][hidden] of the step's dtype
-  float* logits;  // [sampled][features of the head]
-  int64_t* best;  // [sampled], the first largest of each row's logits; the first NaN where there is one
+  float* logits;         // [lines][features of the head]; null: none are wanted
+  const int64_t* lines;  // [sampled], where the row's logits go, negative: nowhere; null: row by row
+  float* peaks;          // [sampled], the largest of each row's logits, NaN where there is one
+  int64_t* best;         // [sampled], the first place of it
 };
 
 // BatchLayout, cache and rotary table of one step; see kernels/layout.py.

@@ -109,6 +109,7 @@ struct Workspace {
   Buffer projected;          // qkv; gate and up where they cannot be fused
   Buffer embedded;           // embeddings, then what each block adds to the stream
   Buffer stream;             // the residual stream
+  Buffer best;               // the largest logits
   Buffer partials;
   std::vector<Buffer> thread_scratch;
   std::vector<AttentionTask> attention;

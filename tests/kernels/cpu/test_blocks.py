@@ -135,6 +135,35 @@ def test_the_best_token_is_the_first_largest_and_nan_counts_as_that(native: Nati
         got = native.forward(weights, _token_ids(2, 0), None, step)
         torch.testing.assert_close(got.logits[0], bias, rtol=0, atol=0, equal_nan=True)
         assert got.best.tolist() == [int(bias.numpy().argmax())] * 2
+        torch.testing.assert_close(got.peaks, bias[got.best], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("level", available_levels(), ids=lambda level: level.name)
+@pytest.mark.parametrize("weight_format", ["", "int8", "q8_0"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_logits_are_stored_where_they_are_wanted_and_the_largest_is_known_of_all(
+    level: Level, weight_format: str, threads: int
+) -> None:
+    shape, rope, dtype = SHAPES[0], rope_table(64, 64), torch.bfloat16
+    batch, ids = _batch(shape, dtype, [(40, 40), (1, 9), (60, 64)], 2), _token_ids(101, 50)
+    places = torch.tensor([100, 40, 0, 39, 7])
+    ops = NativeOps(Library(level), threads)
+    model, head = _model(ops, 2, shape, dtype), torch.randn(333, shape[0], generator=torch.Generator().manual_seed(8))
+    weights = dataclasses.replace(model, head=ops.pack_linear(head.to(dtype), weight_format=weight_format))
+    for sample_at in (places, None):
+
+        def run(wanted: list[int] | None, at: torch.Tensor | None = sample_at) -> list[torch.Tensor]:
+            step = ops.begin(batch.layout, batch.twin_cache(), rope)
+            return [part.clone() for part in ops.forward(weights, ids, at, step, wanted)]
+
+        count = 101 if sample_at is None else 5
+        hidden, logits, best, peaks = run(None)
+        assert torch.equal(logits, ops.logits(hidden if sample_at is None else hidden[sample_at], weights.head))
+        assert torch.equal(best, logits.argmax(-1))
+        assert torch.equal(peaks, logits.amax(-1))
+        for wanted in ([], [0], [1, 4], [count - 1], list(range(count))):
+            for mine, other in zip(run(wanted), (hidden, logits[wanted], best, peaks), strict=True):
+                assert torch.equal(mine, other)
 
 
 def test_a_token_or_place_that_does_not_exist_is_refused(native: NativeOps) -> None:

@@ -32,7 +32,7 @@ class FragileModel:
         return getattr(self._model, name)
 
     def forward(
-        self, token_ids: torch.Tensor, layout: Any, kv_cache: Any, sample_at: torch.Tensor | None
+        self, token_ids: torch.Tensor, layout: Any, kv_cache: Any, sample_at: torch.Tensor | None, wanted: list[int]
     ) -> ModelOutput:
         poisoned = token_ids == POISON
         if self._fault == "raise" and bool(poisoned.any()):
@@ -42,7 +42,9 @@ class FragileModel:
         output: ModelOutput = self._model.forward(token_ids, layout, kv_cache, sample_at)
         odd = poisoned if sample_at is None else poisoned[sample_at]
         logits = torch.where(odd[:, None], torch.nan, output.logits)
-        return ModelOutput(torch.where(poisoned[:, None], torch.nan, output.hidden), logits, logits.argmax(-1))
+        best = logits.argmax(-1)
+        hidden = torch.where(poisoned[:, None], torch.nan, output.hidden)
+        return ModelOutput(hidden, logits[wanted], best, logits[torch.arange(len(best)), best])
 
 
 def fragile(tiny: LoadedModel, fault: str, **config: Any) -> EngineRun:

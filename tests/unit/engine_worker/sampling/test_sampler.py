@@ -21,7 +21,9 @@ def make_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, *rows: ScheduledRequest) -> list[SampledToken]:
-    return Sampler(ReferenceOps()).sample(logits.clone(), logits.argmax(-1), list(rows))
+    sampler, best = Sampler(ReferenceOps()), torch.from_numpy(logits.numpy().argmax(-1))
+    wanted = sampler.prepare(rows, VOCAB)
+    return sampler.sample(logits[wanted], best, logits[torch.arange(len(rows)), best], list(rows), wanted)
 
 
 def token(logits: torch.Tensor, row: ScheduledRequest) -> int | None:
