@@ -60,6 +60,7 @@ class Int8Stream : StreamBase<int8_t, LANES> {
         gather_scales(slot, key, block.count - key);
         interleave(slot, key);
       }
+      clear_scales(round_up(block.count, TILE_KEYS));
       for (int64_t h = 0; h < heads_; ++h) soften(block.count, h);
       for (int64_t h = 0; h < heads_; ++h) add_values(h);
     }
@@ -143,6 +144,16 @@ class Int8Stream : StreamBase<int8_t, LANES> {
     for (int64_t line = 0; line < TILE_KEYS * heads * 4; line += LINE) {  // most likely the next ones
       __builtin_prefetch((const char*)(step_.key_scales[this->call_.layer] + (slot + TILE_KEYS) * heads) + line);
       __builtin_prefetch((const char*)(step_.value_scales[this->call_.layer] + (slot + TILE_KEYS) * heads) + line);
+    }
+  }
+
+  // What an earlier block or call left behind must not count among the largest of this one.
+  void clear_scales(int64_t key) {
+    for (; key < KEY_BLOCK; key += TILE_KEYS) {
+      for (int64_t h = 0; h < heads_; ++h) {
+        store(key_scales_ + h * KEY_BLOCK + key, vf{});
+        store(value_scales_ + h * KEY_BLOCK + key, vf{});
+      }
     }
   }
 

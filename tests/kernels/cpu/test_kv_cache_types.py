@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.cpu.isa import Level, available_levels
+from kernels.cpu.library import Library
 from kernels.cpu.native import NativeOps
 from kernels.interface import Ops
 from kernels.ops import KVCache, kv_cache_bytes, new_kv_cache
@@ -172,3 +174,29 @@ def test_int8_takes_little_more_than_half_of_bfloat16() -> None:
     cache = new_kv_cache(2, 10, 16, 3, 64, torch.bfloat16, "cpu", torch.int8)
     assert cache.num_bytes == kv_cache_bytes(2, 10, 16, 3, 64, torch.int8) == 2 * 2 * 10 * 16 * 3 * (64 + 4)
     assert cache.num_bytes < 0.54 * kv_cache_bytes(2, 10, 16, 3, 64, torch.bfloat16)
+
+
+@pytest.mark.parametrize("level", available_levels(), ids=lambda level: level.name)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("others", [1, 40])
+def test_what_was_computed_before_does_not_show(
+    level: Level, dtype: torch.dtype, storage: torch.dtype, others: int
+) -> None:
+    """Scratch memory and slots past a row's end may hold anything, NaN included: bits are those of a fresh op table."""
+    library = Library(level)
+    used = NativeOps(library, 2)
+    shape = {"dtype": dtype, "storage": storage, "heads": 9, "kv_heads": 3}
+
+    sick = make_batch([(1, 200)] * others + [(70, 130)], **shape)
+    for pages in (*sick.cache.layers, *sick.cache.scales):
+        for page in pages:
+            page.fill_(100 if page.dtype is torch.int8 else torch.nan)
+    poison = torch.full((sick.layout.num_tokens, 15 * 64), torch.nan, dtype=dtype)
+    for length in (1, 5, 16, 17, 31, 33, 48, 63, 64, 65, 100, 500):
+        batch = make_batch([(1, length)] * others + [(5, length + 5)], **shape)
+        qkv = random_tensor((batch.layout.num_tokens, 15 * 64), dtype, length)
+        _write(used, sick, sick.cache, poison)
+        got = _write(used, batch, batch.cache, qkv)
+        assert torch.isfinite(got).all()
+        assert torch.equal(got, _write(NativeOps(library, 2), batch, batch.cache, qkv))
