@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     contact = later("headrace.contact")
 
-__all__ = ["Plan", "Refused", "claim_port", "engine_threads", "run", "without_password"]
+__all__ = ["Plan", "Refused", "claim_port", "cores_line", "engine_threads", "run", "without_password"]
 
 REDIS_START_S = 30.0
 """A long append-only file takes a while to load."""
@@ -229,14 +229,18 @@ class _Service:
             await self._redis.stop(REDIS_STOP_S)
 
 
+def cores_line(cores: int, workers: int, chosen: str | None) -> str:
+    """How the cores are split, for the person at the terminal. chosen: --threads, where it was given."""
+    threads = (int(chosen) if chosen else engine_threads(cores, workers)) or cores  # 0: one a core
+    left = cores - threads * workers
+    rest = f"{left} core(s) for API and Redis" if left > 0 else "API and Redis share the cores with them"
+    return f"cores: {cores}; engine threads: {threads} in each of {workers} worker(s); {rest}"
+
+
 def _announce(plan: Plan, server: EmbeddedServer | None) -> None:
-    cores = _cores()
-    threads = plan.settings.get("HEADRACE_THREADS") or str(engine_threads(cores, plan.workers) or cores)
     say(f"version {__version__}, model {plan.settings.get('HEADRACE_MODEL') or 'SmolLM2-135M-Instruct (default)'}")
     say(f"redis: {f'embedded, {server.url}' if server else without_password(str(plan.redis_url))}")
-    left = cores - int(threads) * plan.workers
-    rest = f"{left} core(s) for API and Redis" if left > 0 else "API and Redis share the cores with them"
-    say(f"cores: {cores}; engine threads: {threads} in each of {plan.workers} worker(s); {rest}")
+    say(cores_line(_cores(), plan.workers, plan.settings.get("HEADRACE_THREADS")))
 
 
 async def _serve(plan: Plan) -> None:

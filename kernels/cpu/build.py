@@ -36,6 +36,8 @@ _FLAGS = (
     # Vectors cross no library boundary, so the note on their calling convention is moot.
     "-Wno-psabi",
 )
+_END = b"whole headrace kernels"
+"""Behind what a loader reads of a library."""
 _COMPILE_TIMEOUT_S = 300
 _ERROR_LINES = 3
 
@@ -61,9 +63,9 @@ def build(level: Level) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # Looked for under the lock only when missing: a warm start takes no lock, and works on a read-only cache.
-        if not target.exists():
+        if not _is_whole(target):
             with _locked(directory / "lock"):
-                if not target.exists():
+                if not _is_whole(target):
                     _compile(compiler, level, target)
     except OSError as error:
         raise BuildError(f"the kernel cache {directory} is not usable: {error}") from error
@@ -75,8 +77,19 @@ def must_compile() -> bool:
     HEADRACE_CPU_ISA."""
     level = candidate_levels()[0]
     try:
-        return not (cache_directory() / f"{level.name}-{_fingerprint(_compiler(), level)}.so").exists()
+        return not _is_whole(cache_directory() / f"{level.name}-{_fingerprint(_compiler(), level)}.so")
     except BuildError:
+        return False
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there to its end: opening one that a full disk or a power cut has truncated would end the
+    process."""
+    try:
+        with library.open("rb") as file:
+            file.seek(-len(_END), os.SEEK_END)
+            return file.read() == _END
+    except OSError:
         return False
 
 
@@ -121,6 +134,10 @@ def _compile(compiler: str, level: Level, target: Path) -> None:
         # Without -fopenmp: it would link the compiler's runtime next to torch's.
         link = [compiler, "-shared", *map(str, objects), _openmp_library(), "-lpthread", "-o", str(library)]
         _run(link, "linking the kernels failed")
+        with library.open("ab") as file:
+            file.write(_END)
+            file.flush()
+            os.fsync(file.fileno())
         library.replace(target)
 
 

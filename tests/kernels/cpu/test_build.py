@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def small_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A one-function library in place of the kernels, and an empty cache."""
     sources = tmp_path / "src"
     sources.mkdir()
-    (sources / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    (sources / "one.cpp").write_text('extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n')
     monkeypatch.setattr(driver, "_SOURCES", sources)
     monkeypatch.setenv("HEADRACE_KERNEL_CACHE", str(tmp_path / "cache"))
     return sources
@@ -45,6 +46,18 @@ def test_a_second_build_takes_the_first_ones_library(small_source: Path) -> None
     assert build(PORTABLE) == first
     assert first.stat().st_mtime_ns == written
     assert sorted(path.name for path in first.parent.iterdir()) == ["lock", first.name]
+
+
+@pytest.mark.parametrize("kept", [0, 3, 5000, -1])
+def test_a_truncated_library_is_compiled_again(small_source: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """Opening it would end the process with a bus error."""
+    monkeypatch.setenv("HEADRACE_CPU_ISA", "portable")
+    whole = build(candidate_levels()[0])
+    assert not driver.must_compile()
+    whole.write_bytes(whole.read_bytes()[:kept])
+    assert driver.must_compile()
+    assert build(candidate_levels()[0]) == whole
+    assert ctypes.CDLL(str(whole)).one() == 1
 
 
 def test_a_changed_source_or_flag_is_another_library(small_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from headrace.ready import base_url, ready_text
-from headrace.serve import Refused, claim_port, engine_threads, without_password
+from headrace.serve import Refused, claim_port, cores_line, engine_threads, without_password
 
 
 def test_a_taken_port_is_refused_by_number_and_flag() -> None:
@@ -36,6 +36,19 @@ def test_an_address_that_is_not_ours_is_refused_by_flag() -> None:
 )
 def test_cores_are_shared_between_engines_and_the_rest(cores: int, workers: int, threads: int) -> None:
     assert engine_threads(cores, workers) == threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "chosen", "line"),
+    [
+        (2, 1, None, "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
+        (2, 1, "0", "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
+        (16, 2, None, "engine threads: 7 in each of 2 worker(s); 2 core(s) for API and Redis"),
+        (16, 1, "4", "engine threads: 4 in each of 1 worker(s); 12 core(s) for API and Redis"),
+    ],
+)
+def test_the_split_of_cores_is_told_as_it_will_be(cores: int, workers: int, chosen: str | None, line: str) -> None:
+    assert cores_line(cores, workers, chosen) == f"cores: {cores}; {line}"
 
 
 @pytest.mark.parametrize(
