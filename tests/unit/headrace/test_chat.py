@@ -100,6 +100,7 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.environ["TERM"] = "xterm"
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # as a shell does; whoever runs the tests may ignore it
             os.execv(sys.executable, command(stub))
 
     def type(self, text: str) -> None:
