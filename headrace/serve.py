@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -70,8 +71,9 @@ class Plan:
 
 
 def say(line: str) -> None:
-    """One line for the person at the terminal; standard output stays free."""
-    print(f"headrace: {line}", file=sys.stderr, flush=True)
+    """One line for the person at the terminal, if there still is one; standard output stays free."""
+    with suppress(OSError):  # the terminal was closed: what has to be done must not fail for want of a reader
+        print(f"headrace: {line}", file=sys.stderr, flush=True)
 
 
 def claim_port(host: str, port: int) -> int:
@@ -152,8 +154,8 @@ class _Service:
 
     def _asked_to_stop(self) -> None:
         if not self._stop.is_set():
-            say("stopping; streams may finish (Ctrl-C again to stop at once)")
             self._stop.set()
+            say("stopping; streams may finish (Ctrl-C again to stop at once)")
             return
         for child in self._children():
             child.signal(signal.SIGKILL)

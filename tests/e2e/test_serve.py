@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -27,7 +28,8 @@ LONG = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 300, "te
 class Serve:
     """One run of the command, on a port of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *arguments: str, port: int | None = None, terminal: int | None = None) -> None:
+        """terminal: the descriptor of one to run on instead of a log file."""
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"serve-{self.port}.log"
@@ -39,7 +41,11 @@ class Serve:
         env = {**inherited, **slow, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "headrace", "serve", *arguments, "--port", str(self.port)]
         with self._log.open("wb") as log:
-            self.popen = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            if terminal is None:
+                self.popen = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            else:
+                command = ["setsid", "--ctty", *command]
+                self.popen = subprocess.Popen(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal)
 
     def output(self) -> str:
         return self._log.read_text(errors="replace")
@@ -129,6 +135,31 @@ def test_a_signal_drains_and_leaves_nothing(serve: Serve, number: signal.Signals
     assert serve.wait_exit() == 0
     assert "headrace: stopped." in serve.output()
     assert_nothing_left(serve, children)
+
+
+def test_a_terminal_that_is_closed_stops_it_too(tmp_path: Path, model: Path) -> None:
+    """What it says then cannot be written any more."""
+    screen, terminal = os.openpty()
+    os.set_blocking(screen, False)
+    serve = Serve(tmp_path, str(model), "--served-model-name", "tiny", "--kv-cache-memory", "64M", terminal=terminal)
+    try:
+        os.close(terminal)
+        shown = b""
+
+        def ready() -> bool:
+            nonlocal shown
+            with suppress(BlockingIOError):
+                shown += os.read(screen, 1 << 16)
+            return b"Headrace is ready" in shown
+
+        eventually_sync(ready, READY_S, what="serve says that it is ready")
+        children = serve.children()
+        os.close(screen)
+        serve.wait_exit()
+        assert_nothing_left(serve, children)
+    finally:
+        serve.popen.kill()
+        serve.popen.wait()
 
 
 def test_tp_03_a_killed_supervisor_takes_everything_along(serve: Serve, tmp_path: Path, model: Path) -> None:
