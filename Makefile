@@ -59,7 +59,7 @@ format: $(STAMP) ## Format the code and mend what ruff can
 soak: $(CLIENTS) ## Run the long tests
 	@exec $(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
 
-bench: $(STAMP) ## Run the benchmarks
+bench: $(CLIENTS) ## Run the benchmarks
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 docker: ## Build the images and serve with docker compose on port 8000
