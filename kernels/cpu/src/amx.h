@@ -26,15 +26,27 @@ constexpr int64_t AMX_TILE_BYTES = 16 * STEP_BYTES;
     _tile_loadd(tile, from, lda);          \
   }
 
-inline void amx_prefetch(const uint8_t* tile) {
-  for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + line * STEP_BYTES, 0, 2);
-}
+// The share of a panel's weights that this job fetches for the next one, a few lines after every product: only so many
+// lines can be on their way to the first-level cache, and more at once would hold up the tiles that come from the second.
+class AmxFetch {
+ public:
+  AmxFetch() = default;
+  // turns: how often `some` is called.
+  AmxFetch(const TileJob& job, int panel, int64_t turns)
+      : at_(job.panels[panel] + job.ahead + job.ahead_first * STEP_BYTES),
+        lines_(job.ahead_last - job.ahead_first),
+        turns_(turns) {}
 
-// Operand tile t of the panels `ahead`, where it falls into the share of this job.
-inline void amx_prefetch(const TileJob& job, int panel, int64_t t) {
-  if (t < job.ahead_first / 16 || t >= job.ahead_last / 16) return;
-  amx_prefetch(job.panels[panel] + job.ahead + t * AMX_TILE_BYTES);
-}
+  void some() {
+    for (due_ += lines_; due_ >= turns_; due_ -= turns_, at_ += STEP_BYTES) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const uint8_t* at_ = nullptr;
+  int64_t lines_ = 0;
+  int64_t turns_ = 1;
+  int64_t due_ = 0;
+};
 
 // Up to 16 rows by NB <= 4 panels.
 template <bool INT8, int NB>
@@ -53,23 +65,29 @@ void amx_flat(const TileJob& job, int64_t row) {
     if constexpr (NB > 2) _tile_zero(2);
     if constexpr (NB > 3) _tile_zero(3);
   }
-  for (int64_t t = 0; t < job.steps / 16; ++t) {
+  const int64_t tiles = job.steps / 16;
+  AmxFetch fetch[NB];
+  for (int n = 0; n < NB; ++n) fetch[n] = AmxFetch(job, n, tiles);
+  for (int64_t t = 0; t < tiles; ++t) {
     const int64_t at = t * AMX_TILE_BYTES;
-    for (int n = 0; n < NB; ++n) amx_prefetch(job, n, t);
     _tile_loadd(4, a + t * 64, job.lda);
     _tile_loadd(6, job.panels[0] + at, STEP_BYTES);
     HR_DOT(0, 4, 6)
+    fetch[0].some();
     if constexpr (NB > 1) {
       _tile_loadd(7, job.panels[1] + at, STEP_BYTES);
       HR_DOT(1, 4, 7)
+      fetch[1].some();
     }
     if constexpr (NB > 2) {
       _tile_loadd(6, job.panels[2] + at, STEP_BYTES);
       HR_DOT(2, 4, 6)
+      fetch[2].some();
     }
     if constexpr (NB > 3) {
       _tile_loadd(7, job.panels[3] + at, STEP_BYTES);
       HR_DOT(3, 4, 7)
+      fetch[3].some();
     }
   }
   _tile_stored(0, c, ldc);
@@ -98,29 +116,21 @@ void amx_square(const TileJob& job, int64_t row, int panel) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  // Spread evenly: only so many lines can be on their way, and more at once would hold up the products.
-  const int64_t coming = (job.ahead_last - job.ahead_first) / 16, coming_at = job.ahead_first / 16 * AMX_TILE_BYTES;
-  const uint8_t *next0 = b0 + job.ahead + coming_at, *next1 = b1 + job.ahead + coming_at;
-  int64_t due = 0;
+  AmxFetch fetch0(job, panel, 2 * tiles), fetch1(job, NB > 1 ? panel + 1 : panel, 2 * tiles);
   for (int64_t t = 0; t < tiles; ++t) {
-    due += coming;
-    const bool fetch = due >= tiles;
     HR_LOAD_ROWS(4, a0 + t * 64)
     _tile_loadd(6, b0 + t * AMX_TILE_BYTES, STEP_BYTES);
     HR_DOT(0, 4, 6)
-    if (fetch) amx_prefetch(next0);
+    fetch0.some();
     HR_LOAD_ROWS(5, a1 + t * 64)
     HR_DOT(2, 5, 6)
+    fetch0.some();
     if constexpr (NB > 1) {
       _tile_loadd(7, b1 + t * AMX_TILE_BYTES, STEP_BYTES);
       HR_DOT(1, 4, 7)
-      if (fetch) amx_prefetch(next1);
+      fetch1.some();
       HR_DOT(3, 5, 7)
-    }
-    if (fetch) {
-      due -= tiles;
-      next0 += AMX_TILE_BYTES;
-      next1 += AMX_TILE_BYTES;
+      fetch1.some();
     }
   }
   _tile_stored(0, c0, ldc);
@@ -171,8 +181,11 @@ void amx_by_vectors(const TileJob& job, int panel) {
       for (int n = 0; n < NB; ++n) acc[m][n] = load(at(m, n));
     }
   }
-  for (int64_t t = 0; t < job.steps / 16; ++t) {
-    for (int n = 0; n < NB; ++n) amx_prefetch(job, panel + n, t);
+  const int64_t tiles = job.steps / 16;
+  AmxFetch fetch[NB];
+  for (int n = 0; n < NB; ++n) fetch[n] = AmxFetch(job, panel + n, tiles);
+  for (int64_t t = 0; t < tiles; ++t) {
+    for (int n = 0; n < NB; ++n) fetch[n].some();
     vf even[MR][NB] = {}, odd[MR][NB] = {};
     for (int64_t s = t * 16; s < t * 16 + 16; ++s) {
       vf xe[MR], xo[MR];

@@ -29,22 +29,6 @@ Product product_of(const Activations& x) {
   return x.kind == Act::F32 ? Product::F32 : x.kind == Act::BF16 ? Product::BF16 : Product::INT8;
 }
 
-// int32 sums -> float32, in place.
-void scale_int8(const Gemm& g, float* tile, int64_t row, int64_t rows, const int64_t* panels, int count) {
-  const float* column_scales = int8_scales(g.w);
-  for (int64_t r = 0; r < rows; ++r) {
-    const float row_scale = g.x.scales[row + r];
-    const int32_t offset = INT8_OFFSET * g.x.sums[row + r];
-    for (int p = 0; p < count; ++p) {
-      for (int v = 0; v < PANEL; v += VL) {
-        float* at = tile + r * TILE_LD + p * PANEL + v;
-        const vf exact = __builtin_convertvector(load_as<vi>(at) - offset, vf);
-        store(at, exact * (load(column_scales + panels[p] * PANEL + v) * row_scale));
-      }
-    }
-  }
-}
-
 // MR rows by NB panels of grouped weights: integer dot products inside a group, float32 across groups.
 template <int64_t FORMAT, int MR, int NB>
 void grouped_micro(const Gemm& g, int64_t row, const uint8_t* const* panels, float* c) {
@@ -120,73 +104,109 @@ void grouped_tile(const Gemm& g, int64_t row, int64_t rows, const uint8_t* const
   for (; r < rows; ++r) grouped_panels<FORMAT, 1>(g, row + r, panels, count, tile + r * TILE_LD);
 }
 
-template <class T>
-void store_tile(const Gemm& g, const float* tile, int64_t row, int64_t rows, const int64_t* panels, int count) {
-  for (int64_t r = 0; r < rows; ++r) {
-    T* out = (T*)g.out.data + (row + r) * g.out.ld;
-    for (int p = 0; p < count; ++p) {
-      for (int v = 0; v < PANEL; v += VL) {
-        const int64_t column = panels[p] * PANEL + v, left = g.w.out_features - column;
-        if (left <= 0) break;
-        vf value = load(tile + r * TILE_LD + p * PANEL + v);
-        if (g.w.bias) value += load_upto(g.w.bias + column, left);
-        store_upto(out + column, value, left);
+// Sums of a block of rows that are to be stored; of int8 they still are int32.
+struct Sums {
+  const Gemm& g;
+  int rank;
+  const int64_t* panels;
+  int count;
+  const float* tile;
+  int64_t row;  // the block's first
+  int64_t rows;
+
+  int64_t column(int p, int v) const { return panels[p] * PANEL + v; }
+};
+
+// VL features of all rows: those from feature v of panel p on. INT8: scaled.
+template <bool INT8>
+class Features {
+ public:
+  Features(const Sums& sums, int p, int v) : at_(sums.tile + p * PANEL + v) {
+    const int64_t column = sums.column(p, v), left = sums.g.w.out_features - column;
+    if (sums.g.w.bias && left > 0) bias_ = load_upto(sums.g.w.bias + column, left);
+    if constexpr (INT8) {
+      scale_ = load(int8_scales(sums.g.w) + column);
+      row_scales_ = sums.g.x.scales + sums.row;
+      row_sums_ = sums.g.x.sums + sums.row;
+    }
+  }
+
+  vf of(int64_t r) const {
+    const float* at = at_ + r * TILE_LD;
+    if constexpr (!INT8) return load(at) + bias_;
+    const vi exact = load_as<vi>(at) - INT8_OFFSET * splat(row_sums_[r]);
+    return __builtin_convertvector(exact, vf) * (scale_ * row_scales_[r]) + bias_;
+  }
+
+ private:
+  const float* at_;
+  vf bias_ = {};
+  vf scale_ = {};
+  const float* row_scales_ = nullptr;
+  const int32_t* row_sums_ = nullptr;
+};
+
+template <class T, bool INT8>
+void store_plain(const Sums& sums) {
+  const int64_t ld = sums.g.out.ld;
+  for (int p = 0; p < sums.count; ++p) {
+    for (int v = 0; v < PANEL; v += VL) {
+      const Features<INT8> features(sums, p, v);
+      const int64_t column = sums.column(p, v), left = sums.g.w.out_features - column;
+      T* out = (T*)sums.g.out.data + sums.row * ld + column;
+      if (left >= VL) {
+        for (int64_t r = 0; r < sums.rows; ++r, out += ld) store(out, features.of(r));
+      } else if (left > 0) {
+        for (int64_t r = 0; r < sums.rows; ++r, out += ld) store_part(out, features.of(r), left);
       }
     }
   }
 }
 
-template <class T>
-void store_gated(const Gemm& g, const float* tile, int64_t row, int64_t rows, const int64_t* panels, int count) {
-  const int64_t width = g.w.out_features / 2;
-  const int gates = count / 2;
-  for (int64_t r = 0; r < rows; ++r) {
-    T* out = (T*)g.out.data + (row + r) * g.out.ld;
-    for (int p = 0; p < gates; ++p) {
-      for (int v = 0; v < PANEL; v += VL) {
-        const int64_t column = panels[p] * PANEL + v;
-        vf gate = load(tile + r * TILE_LD + p * PANEL + v), up = load(tile + r * TILE_LD + (gates + p) * PANEL + v);
-        if (g.w.bias) {
-          gate += load(g.w.bias + column);
-          up += load(g.w.bias + width + column);
-        }
-        store(out + column, silu_mul(gate, up, out));
-      }
+template <class T, bool INT8>
+void store_gated(const Sums& sums) {
+  const int64_t ld = sums.g.out.ld;
+  const int gates = sums.count / 2;
+  for (int p = 0; p < gates; ++p) {
+    for (int v = 0; v < PANEL; v += VL) {
+      const Features<INT8> gate(sums, p, v), up(sums, gates + p, v);
+      T* out = (T*)sums.g.out.data + sums.row * ld + sums.column(p, v);
+      for (int64_t r = 0; r < sums.rows; ++r, out += ld) store(out, silu_mul(gate.of(r), up.of(r), out));
     }
   }
 }
 
-void store_logits(const Gemm& g, int rank, const float* tile, int64_t row, int64_t rows, const int64_t* panels,
-                  int count) {
-  const Logits& to = *g.logits;
-  const int64_t features = g.w.out_features;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t line = !to.data ? -1 : to.lines ? to.lines[row + r] : row + r;
-    float* out = line < 0 ? nullptr : to.data + line * features;
-    Best::Lanes best = to.best.of(rank, row + r);
-    for (int p = 0; p < count; ++p) {
-      for (int v = 0; v < PANEL; v += VL) {
-        const int64_t column = panels[p] * PANEL + v, left = features - column;
-        if (left <= 0) break;
-        vf value = load(tile + r * TILE_LD + p * PANEL + v);
-        if (g.w.bias) value += load_upto(g.w.bias + column, left);
-        if (out) store_upto(out + column, value, left);
+template <bool INT8>
+void store_logits(const Sums& sums) {
+  const Logits& to = *sums.g.logits;
+  const int64_t features = sums.g.w.out_features;
+  for (int p = 0; p < sums.count; ++p) {
+    for (int v = 0; v < PANEL; v += VL) {
+      const Features<INT8> logits(sums, p, v);
+      const int64_t column = sums.column(p, v), left = features - column;
+      if (left <= 0) return;
+      for (int64_t r = 0; r < sums.rows; ++r) {
+        const int64_t row = sums.row + r, line = !to.data ? -1 : to.lines ? to.lines[row] : row;
+        vf value = logits.of(r);
+        if (line >= 0) store_upto(to.data + line * features + column, value, left);
         for (int64_t i = left; i < VL; ++i) value[i] = -INFINITY;
-        Best::take(best, value, int32_t(column));
+        Best::take(to.best.of(sums.rank, row), value, int32_t(column));
       }
     }
-    to.best.of(rank, row + r) = best;
   }
 }
 
-void store_result(const Gemm& g, int rank, const float* tile, int64_t row, int64_t rows, const int64_t* panels,
-                  int count) {
-  if (g.logits) return store_logits(g, rank, tile, row, rows, panels, count);
-  if (g.gated) {
-    (g.out.dtype == HR_F32 ? store_gated<float> : store_gated<bf16>)(g, tile, row, rows, panels, count);
-  } else {
-    (g.out.dtype == HR_F32 ? store_tile<float> : store_tile<bf16>)(g, tile, row, rows, panels, count);
-  }
+void store_sums(const Sums& sums) {
+  const Gemm& g = sums.g;
+  const bool int8 = g.x.kind == Act::INT8_ROW, wide = g.out.dtype == HR_F32;
+  const auto run = g.logits  ? (int8 ? store_logits<true> : store_logits<false>)
+                   : g.gated ? (int8   ? (wide ? store_gated<float, true> : store_gated<bf16, true>)
+                                : wide ? store_gated<float, false>
+                                       : store_gated<bf16, false>)
+                   : int8    ? (wide ? store_plain<float, true> : store_plain<bf16, true>)
+                   : wide    ? store_plain<float, false>
+                             : store_plain<bf16, false>;
+  run(sums);
 }
 
 // ahead: how many panels further the weights lie that this thread reads next; 0: not known, or in the cache already.
@@ -228,9 +248,8 @@ void run_task(Workspace& ws, int rank, const Gemm& g, int64_t first, int64_t las
       run(g, row, job.rows, job.panels, count, tile);
     } else {
       multiply_tile(product, job);
-      if (g.x.kind == Act::INT8_ROW) scale_int8(g, tile, row, job.rows, panels, count);
     }
-    store_result(g, rank, tile, row, job.rows, panels, count);
+    store_sums(Sums{g, rank, panels, count, tile, row, job.rows});
   }
 }
 
