@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     contact = later("headrace.contact")
 
-__all__ = ["Plan", "Refused", "claim_port", "cores_line", "engine_threads", "run", "without_password"]
+__all__ = ["Plan", "Refused", "claim_port", "cores_line", "engine_threads", "give_way", "run", "without_password"]
 
 REDIS_START_S = 30.0
 """A long append-only file takes a while to load."""
@@ -102,6 +102,20 @@ def engine_threads(cores: int, workers: int) -> int:
     if workers == 1 and cores <= 2:
         return 0
     return max(1, (cores - (2 if cores >= _ROOMY else 1)) // workers)
+
+
+def _engine_cores(cores: int, workers: int, chosen: str | None) -> int:
+    """Threads of each worker's engine as they will be. chosen: --threads, where it was given."""
+    return (int(chosen) if chosen else engine_threads(cores, workers)) or cores  # 0: one a core
+
+
+def give_way(cores: int, workers: int, chosen: str | None) -> None:
+    """Where programs share their cores with engine threads, they wait until these offer one, many times a step
+    (decision 0011): a thread that lost its core within a task would hold up all others. Children inherit it."""
+    if _engine_cores(cores, workers, chosen) * workers < cores:
+        return
+    with suppress(AttributeError, OSError):  # not Linux, or not allowed here: then they take turns as programs do
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _cores() -> int:
@@ -232,8 +246,8 @@ class _Service:
 
 
 def cores_line(cores: int, workers: int, chosen: str | None) -> str:
-    """How the cores are split, for the person at the terminal. chosen: --threads, where it was given."""
-    threads = (int(chosen) if chosen else engine_threads(cores, workers)) or cores  # 0: one a core
+    """How the cores are split, for the person at the terminal."""
+    threads = _engine_cores(cores, workers, chosen)
     left = cores - threads * workers
     rest = f"{left} core(s) for API and Redis" if left > 0 else "API and Redis share the cores with them"
     return f"cores: {cores}; engine threads: {threads} in each of {workers} worker(s); {rest}"
@@ -251,6 +265,7 @@ async def _serve(plan: Plan) -> None:
     guard = Guard(str(server.directory) if server else "")
     try:
         _announce(plan, server)
+        give_way(_cores(), plan.workers, plan.settings.get("HEADRACE_THREADS"))
         await _Service(plan, port, server, guard).run()
     except StartFailure as failure:
         if server is not None and failure.name == _REDIS:

@@ -69,6 +69,7 @@ void forward(Workspace& ws, const HrStep& step, const HrModel& model, const HrTo
   const Norm norm = {x, stream, model.norm, float(model.eps), rows, depth, step.dtype};
   const Activations hidden = plain_rows(step.dtype, depth, tokens.hidden);
   const auto run = [&](Team team) {
+    team.offer_core();
     if (step.dtype == HR_F32) {
       embed(team, ws, model.embedding, tokens.ids, rows, (float*)x, stream);
     } else {

@@ -115,6 +115,22 @@ class Numerics {
 #endif
 };
 
+// Whether this thread shares its core with programs that wait until it is offered to them. A program started as SCHED_BATCH
+// is one of those (headrace/serve.py): they take no core from a thread that runs, in the middle of a task that the others
+// wait for. Threads that compute leave that class.
+inline bool yields_core() {
+#if defined(SCHED_BATCH)
+  static thread_local const bool yields = [] {
+    if (sched_getscheduler(0) != SCHED_BATCH) return false;
+    const sched_param normal = {};
+    return sched_setscheduler(0, SCHED_OTHER, &normal) == 0;
+  }();
+  return yields;
+#else
+  return false;
+#endif
+}
+
 // One thread's view of a parallel call; all threads must go through the same phases.
 class Team {
  public:
@@ -125,6 +141,7 @@ class Team {
   void each(const Parts& parts, int64_t chunk, F&& f) {
     if (phase_ >= shared_.phases || parts.count > shared_.parts) std::abort();  // the call promised fewer
     const int phase = phase_++, home = rank * parts.count / size;
+    if (offers_) sched_yield();
     int64_t done = 0;
     for (int turn = 0; turn < parts.count; ++turn) {
       const int part = (home + turn) % parts.count;
@@ -161,6 +178,9 @@ class Team {
   // How everything in this call cuts so many rows.
   Parts cut(int64_t rows) const { return cut_rows(rows, shared_.parts); }
 
+  // From now on others may have this thread's core at the beginning of each phase.
+  void offer_core() { offers_ = yields_core(); }
+
   const int rank;
   const int size;
 
@@ -178,6 +198,7 @@ class Team {
 
   Shared& shared_;
   int phase_ = 0;
+  bool offers_ = false;
 };
 
 // phases: how many the body has at most.

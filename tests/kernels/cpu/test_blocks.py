@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -229,3 +230,22 @@ def test_two_threads_may_share_an_op_table(native: NativeOps) -> None:
         together = list(pool.map(outputs, (60, 61)))
     for mine, other in zip(alone, together, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def test_threads_that_compute_do_not_wait_for_each_other_behind_programs_that_give_way(native: NativeOps) -> None:
+    """`headrace serve` starts all programs as SCHED_BATCH; threads that compute leave that class, and alone those."""
+    shape = SHAPES[0]
+    rope, weights, ids = rope_table(64, 64), _model(native, 2, shape, torch.bfloat16), _token_ids(51, 5)
+
+    def compute() -> tuple[Tensor, int]:
+        batch = _batch(shape, torch.bfloat16, ROWS, 2)
+        output = native.forward(weights, ids, None, native.begin(batch.layout, batch.cache, rope))
+        return output.hidden.clone(), os.sched_getscheduler(0)
+
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as bystander:
+        for thread in (pool, bystander):
+            thread.submit(os.sched_setscheduler, 0, os.SCHED_BATCH, os.sched_param(0)).result()
+        hidden, policy = pool.submit(compute).result()
+        assert bystander.submit(os.sched_getscheduler, 0).result() == os.SCHED_BATCH
+    assert policy == os.SCHED_OTHER
+    assert torch.equal(hidden, compute()[0])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from headrace.ready import base_url, ready_text
-from headrace.serve import Refused, claim_port, cores_line, engine_threads, without_password
+from headrace.serve import Refused, claim_port, cores_line, engine_threads, give_way, without_password
 
 
 def test_a_taken_port_is_refused_by_number_and_flag() -> None:
@@ -62,6 +65,27 @@ def test_the_split_of_cores_is_told_as_it_will_be(cores: int, workers: int, chos
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "chosen", "gives"),
+    [
+        (2, 1, None, True),
+        (1, 1, None, True),
+        (8, 1, None, False),
+        (8, 2, "4", True),
+        (2, 1, "1", False),
+        (4, 1, "0", True),
+    ],
+)
+def test_programs_give_way_where_engine_threads_share_their_cores(
+    cores: int, workers: int, chosen: str | None, gives: bool
+) -> None:
+    with ThreadPoolExecutor(1) as pool:  # of its own: a policy is a thread's
+        pool.submit(give_way, cores, workers, chosen).result()
+        child = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0) == os.SCHED_BATCH)"]
+        inherited = pool.submit(subprocess.check_output, child, text=True).result()
+    assert inherited.strip() == str(gives)
 
 
 @pytest.mark.parametrize(
