@@ -61,53 +61,53 @@ inline vi store_rounded(vf x, int8_t* out) {
 #endif
 }
 
+// x * inverse -> int8, which it is in the range of; returns their sum. count: a multiple of GROUP.
 inline int32_t quantize_span(const float* x, int64_t count, float inverse, int8_t* out) {
   vi sum = {};
-  for (int64_t i = 0; i < count; i += VL) sum += store_rounded(load(x + i) * inverse, out + i);
-  int32_t total = 0;
-  for (int i = 0; i < VL; ++i) total += sum[i];
-  return total;
-}
-
-// NaN where there is one: as integers, magnitudes have the same order, and NaN is above all. Then the scale is NaN too,
-// and so is everything computed from the row. count: a multiple of 32, for two chains of maxima side by side.
-inline float largest_magnitude(const float* x, int64_t count) {
-  const auto larger = [](vi a, vi b) { return a > b ? a : b; };
-  vi even = {}, odd = {};
-  for (int64_t i = 0; i < count; i += 2 * VL) {
-    even = larger(even, (vi)vabs(load(x + i)));
-    odd = larger(odd, (vi)vabs(load(x + i + VL)));
+  int64_t i = 0;
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  // Four vectors at a time: packing works on quarters of them, which have to be put in order afterwards.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (; i + 4 * VL <= count; i += 4 * VL) {
+    __m512i q[4];
+    for (int p = 0; p < 4; ++p) q[p] = _mm512_cvtps_epi32((__m512)(load(x + i + p * VL) * inverse));
+    const __m512i low = _mm512_packs_epi32(q[0], q[1]), high = _mm512_packs_epi32(q[2], q[3]);
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+    store_as(out + i, bytes);
+    sum = dot4(sum, splat(0x01010101u), (vu)bytes);
   }
-  const vi both = larger(even, odd);
-  int32_t most = both[0];
-  for (int i = 1; i < VL; ++i) most = both[i] > most ? both[i] : most;
-  float largest;
-  std::memcpy(&largest, &most, 4);
-  return largest;
+#endif
+  for (; i < count; i += VL) sum += store_rounded(load(x + i) * inverse, out + i);
+  return sum_lanes(sum);
 }
 
-// Stores one row given as float32 [padded], zeros past depth. May use x up.
-inline void write_row(const Activations& to, int64_t r, float* x) {
+// Stores one row whose VL values from i on are from(i), zero past depth. `from` may read scratch[i …], floats [padded].
+template <class F>
+inline void write_row(const Activations& to, int64_t r, float* scratch, F&& from) {
   uint8_t* out = to.row(r);
+  const auto quantize = [&](int64_t at, int64_t span, float largest, int64_t place) {
+    // NaN stays NaN: then the scale is, and so is everything computed from the row.
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    to.scales[place] = largest / 127.0f;
+    to.sums[place] = quantize_span(scratch + at, span, inverse, (int8_t*)out + at);
+  };
   switch (to.kind) {
     case Act::F32:
-      std::memcpy(out, x, to.padded * 4);
+      for (int64_t i = 0; i < to.padded; i += VL) store_upto((float*)out + i, from(i), to.padded - i);
       return;
     case Act::BF16:
-      for (int64_t i = 0; i < to.padded; i += VL) store((bf16*)out + i, load(x + i));
+      for (int64_t i = 0; i < to.padded; i += VL) store_upto((bf16*)out + i, from(i), to.padded - i);
       return;
     case Act::INT8_ROW:
-      rotate_row(x, to.padded);
-      break;
+      quantize(0, to.padded, rotate_row(from, scratch, to.padded), r);
+      return;
     case Act::INT8_GROUP:
-      break;
-  }
-  const int64_t span = to.kind == Act::INT8_ROW ? to.padded : GROUP, count = to.padded / span;
-  for (int64_t s = 0; s < count; ++s) {
-    const float largest = largest_magnitude(x + s * span, span);
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    to.scales[r * count + s] = largest / 127.0f;
-    to.sums[r * count + s] = quantize_span(x + s * span, span, inverse, (int8_t*)out + s * span);
+      for (int64_t i = 0; i < to.padded; i += VL) store(scratch + i, from(i));
+      for (int64_t group = 0; group < to.groups(); ++group) {
+        Largest largest;
+        for (int64_t i = 0; i < GROUP; i += VL) largest.take(load(scratch + group * GROUP + i), 0);
+        quantize(group * GROUP, GROUP, largest.value(), r * to.groups() + group);
+      }
   }
 }
 

@@ -4,7 +4,7 @@ namespace headrace {
 namespace {
 
 template <class T>
-void norm_row(const Norm& norm, int64_t r, float* row, int64_t padded) {
+void norm_row(const Norm& norm, int64_t r, float* row, const Activations& to) {
   const T* x = (const T*)norm.x + r * norm.width;
   float* stream = norm.stream ? norm.stream + r * norm.width : nullptr;
   vf squares = {};
@@ -19,20 +19,16 @@ void norm_row(const Norm& norm, int64_t r, float* row, int64_t padded) {
     store(row + i, value);
   }
   const float factor = 1.0f / std::sqrt(sum_lanes(squares) / float(norm.width) + norm.eps);
-  for (int64_t i = 0; i < norm.width; i += VL) {
-    store(row + i, load(row + i) * factor * load_upto(norm.weight + i, norm.width - i));
-  }
-  const int64_t end = round_up(norm.width, VL);
-  if (end < padded) std::memset(row + end, 0, (padded - end) * 4);
+  write_row(to, r, row, [&](int64_t i) {
+    return i < norm.width ? load(row + i) * factor * load_upto(norm.weight + i, norm.width - i) : vf{};
+  });
 }
 
 template <class T>
-void silu_row(const T* x, int64_t width, int64_t padded, float* row) {
-  for (int64_t i = 0; i < width; i += VL) {
-    store(row + i, silu_mul(load_upto(x + i, width - i), load_upto(x + width + i, width - i), (T*)nullptr));
-  }
-  const int64_t end = round_up(width, VL);
-  if (end < padded) std::memset(row + end, 0, (padded - end) * 4);
+void silu_row(const T* x, int64_t r, float* row, const Activations& to) {
+  write_row(to, r, row, [&](int64_t i) {
+    return silu_mul(load_from(x, i, to.depth), load_from(x + to.depth, i, to.depth), (T*)nullptr);
+  });
 }
 
 }  // namespace
@@ -40,8 +36,7 @@ void silu_row(const T* x, int64_t width, int64_t padded, float* row) {
 void norm_rows(Team& team, Workspace& ws, const Norm& norm, const Activations& to) {
   team.each_row(norm.rows, [&](int64_t r) {
     float* row = ws.thread_scratch[team.rank].get<float>(to.padded);
-    (norm.dtype == HR_F32 ? norm_row<float> : norm_row<bf16>)(norm, r, row, to.padded);
-    write_row(to, r, row);
+    (norm.dtype == HR_F32 ? norm_row<float> : norm_row<bf16>)(norm, r, row, to);
   });
 }
 
@@ -59,12 +54,14 @@ void write_rows(Team& team, Workspace& ws, const void* x, int64_t dtype, int64_t
   team.each_row(rows, [&](int64_t r) {
     float* row = ws.thread_scratch[team.rank].get<float>(to.padded);
     const int64_t from = (at ? at[r] : r) * to.depth;
+    const auto write = [&](const auto* x) {
+      write_row(to, r, row, [&](int64_t i) { return load_from(x, i, to.depth); });
+    };
     if (dtype == HR_F32) {
-      widen_row((const float*)x + from, to.depth, to.padded, row);
+      write((const float*)x + from);
     } else {
-      widen_row((const bf16*)x + from, to.depth, to.padded, row);
+      write((const bf16*)x + from);
     }
-    write_row(to, r, row);
   });
 }
 
@@ -72,11 +69,10 @@ void silu_rows(Team& team, Workspace& ws, const void* x, int64_t dtype, int64_t 
   team.each_row(rows, [&](int64_t r) {
     float* row = ws.thread_scratch[team.rank].get<float>(to.padded);
     if (dtype == HR_F32) {
-      silu_row((const float*)x + r * 2 * to.depth, to.depth, to.padded, row);
+      silu_row((const float*)x + r * 2 * to.depth, r, row, to);
     } else {
-      silu_row((const bf16*)x + r * 2 * to.depth, to.depth, to.padded, row);
+      silu_row((const bf16*)x + r * 2 * to.depth, r, row, to);
     }
-    write_row(to, r, row);
   });
 }
 

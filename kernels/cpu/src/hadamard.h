@@ -39,16 +39,46 @@ inline void rotate_fours(vf* v) {
   v[3] = ba - dc;
 }
 
-// In place, and its own inverse. Memory is passed over once for every two stages.
-inline void rotate_row(float* row, int64_t padded) {
+// The largest magnitude of what it is shown, NaN where there is one: as integers, magnitudes have the same order, and NaN is
+// above all.
+class Largest {
+ public:
+  // Vector p of four, for four chains of maxima.
+  void take(vf v, int p) {
+    const vi magnitude = (vi)vabs(v);
+    most_[p] = magnitude > most_[p] ? magnitude : most_[p];
+  }
+  void take(const vf* v) {
+    for (int p = 0; p < 4; ++p) take(v[p], p);
+  }
+
+  float value() const {
+    const vi even = most_[0] > most_[1] ? most_[0] : most_[1], odd = most_[2] > most_[3] ? most_[2] : most_[3];
+    const int32_t bits = max_lanes(even > odd ? even : odd);
+    float largest;
+    std::memcpy(&largest, &bits, 4);
+    return largest;
+  }
+
+ private:
+  vi most_[4] = {};
+};
+
+// Rotates a row whose VL values from i on are from(i), into row [padded]; returns the largest magnitude. Its own inverse;
+// `from` may read row[i …] itself. Memory is passed over once for every two stages.
+template <class F>
+inline float rotate_row(F&& from, float* row, int64_t padded) {
   const int64_t block = rotation_block(padded);
   const float factor = 1.0f / std::sqrt(float(block));
+  Largest largest;
   vf v[4];
-  for (float* x = row; x < row + padded; x += block) {
+  for (int64_t start = 0; start < padded; start += block) {
+    float* const x = row + start;
     for (int64_t i = 0; i < block; i += 4 * VL) {
-      for (int p = 0; p < 4; ++p) v[p] = rotate_lanes(load(x + i + p * VL) * factor);
+      for (int p = 0; p < 4; ++p) v[p] = rotate_lanes(from(start + i + p * VL) * factor);
       rotate_fours(v);
       for (int p = 0; p < 4; ++p) store(x + i + p * VL, v[p]);
+      if (block == 4 * VL) largest.take(v);
     }
     int64_t span = 4 * VL;
     for (; span * 4 <= block; span *= 4) {
@@ -56,14 +86,23 @@ inline void rotate_row(float* row, int64_t padded) {
         for (int p = 0; p < 4; ++p) v[p] = load(x + i + p * span);
         rotate_fours(v);
         for (int p = 0; p < 4; ++p) store(x + i + p * span, v[p]);
+        if (span * 4 == block) largest.take(v);
       }
     }
-    for (int64_t i = 0; span < block && i < block; i += i % span + VL == span ? span + VL : VL) {
-      const vf a = load(x + i), b = load(x + i + span);
-      store(x + i, a + b);
-      store(x + i + span, a - b);
+    for (int64_t i = 0; span < block && i < block; i += i % span + 2 * VL == span ? span + 2 * VL : 2 * VL) {
+      for (int p = 0; p < 2; ++p) {
+        const vf a = load(x + i + p * VL), b = load(x + i + p * VL + span);
+        store(x + i + p * VL, v[2 * p] = a + b);
+        store(x + i + p * VL + span, v[2 * p + 1] = a - b);
+      }
+      largest.take(v);
     }
   }
+  return largest.value();
+}
+
+inline float rotate_row(float* row, int64_t padded) {
+  return rotate_row([&](int64_t i) { return load(row + i); }, row, padded);
 }
 
 }  // namespace headrace

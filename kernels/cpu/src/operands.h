@@ -6,12 +6,6 @@
 
 namespace headrace {
 
-// VL elements from `at` of a row of `dim`, zero past its end.
-template <class T>
-inline vf load_from(const T* row, int64_t at, int64_t dim) {
-  return at < dim ? load_upto(row + at, dim - at) : vf{};
-}
-
 // One row of `dim` elements -> `padded` of the multiplied type, zero past dim. padded is a multiple of 32. Only int8 has
 // a scale.
 template <class S, class E>

@@ -136,6 +136,12 @@ inline void store_upto(T* p, vf v, int64_t n) {
   }
 }
 
+// VL elements from `at` of a row of `dim`, zero past its end.
+template <class T>
+inline vf load_from(const T* row, int64_t at, int64_t dim) {
+  return at < dim ? load_upto(row + at, dim - at) : vf{};
+}
+
 inline vf vmax(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -208,6 +214,24 @@ inline float max_lanes(vf v) {
     return v[0];
   } else {
     return max_lanes<D / 2>(vmax(v, merge_high<D>(v, v, Lanes{})));
+  }
+}
+
+template <int D = VL / 2>
+inline int32_t sum_lanes(vi v) {
+  if constexpr (D == 0) {
+    return v[0];
+  } else {
+    return sum_lanes<D / 2>(v + merge_high<D>(v, v, Lanes{}));
+  }
+}
+template <int D = VL / 2>
+inline int32_t max_lanes(vi v) {
+  if constexpr (D == 0) {
+    return v[0];
+  } else {
+    const vi other = merge_high<D>(v, v, Lanes{});
+    return max_lanes<D / 2>(v > other ? v : other);
   }
 }
 
