@@ -117,7 +117,7 @@ def _compiler() -> list[str]:
             return [path, *command[1:]]
     if chosen:
         raise BuildError(f"there is no {commands[0][0]}, which CXX names as the C++ compiler")
-    raise BuildError("no C++ compiler is installed (g++ or c++)")
+    raise BuildError("no C++ compiler is installed; install g++ (apt-get install g++) and start again")
 
 
 def _chosen_compiler() -> str:
