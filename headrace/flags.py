@@ -82,7 +82,14 @@ WORKER = (
         "off",
     ),
     Flag("enable_prefix_caching", bool, "Share the KV cache of equal prompt beginnings.", "on"),
-    Flag("threads", int, "Threads of the engine; 0 = one per core.", "0", 0, 1024),
+    Flag(
+        "threads",
+        int,
+        "Threads of each engine; 0 = one per core, with serve less those that API and Redis need.",
+        "0",
+        0,
+        1024,
+    ),
     Flag("device", Literal["auto", "cpu", "cuda"], "Where the model runs.", "auto"),
     Flag(
         "simulate",

@@ -62,6 +62,11 @@ class Plan:
         return self.settings.get("HEADRACE_REDIS_URL")
 
     @property
+    def threads(self) -> int:
+        """Of each engine; 0 = ours to choose."""
+        return int(self.settings.get("HEADRACE_THREADS", "0"))
+
+    @property
     def pod_stop_s(self) -> float:
         return float(self.settings.get("HEADRACE_DRAIN_TIMEOUT_S", "10")) + STOP_MARGIN_S
 
@@ -93,14 +98,14 @@ def claim_port(host: str, port: int) -> int:
         raise Refused(f"cannot listen on {host} port {port} (--host, --port): {error.strerror}") from error
 
 
-def engine_threads(cores: int, workers: int) -> int:
-    """Threads of each worker's engine, 0 = the engine's own choice (one a core).
+def engine_threads(cores: int, workers: int, chosen: int = 0) -> int:
+    """Threads of each worker's engine, 0 = the engine's own choice (one a core). `chosen` by the person, or 0.
 
     From eight cores on two are left to the pod and Redis, below that one, except where there are so few that the engine
     would miss it more: then all share them, and the engine's threads give way (see `_worker_settings`).
     """
-    if workers == 1 and cores <= 2:
-        return 0
+    if chosen or (workers == 1 and cores <= 2):
+        return chosen
     return max(1, (cores - (2 if cores >= _ROOMY else 1)) // workers)
 
 
@@ -209,12 +214,11 @@ class _Service:
             )
 
     def _worker_settings(self, settings: dict[str, str], index: int) -> dict[str, str]:
-        threads = engine_threads(_cores(), self._plan.workers)
-        own = {"HEADRACE_THREADS": str(threads)} if threads else {}
+        threads = engine_threads(_cores(), self._plan.workers, self._plan.threads)
         # A name that outlives the process: started again, it finds its own requests without waiting for the lease.
         name = settings.get("HEADRACE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
         suffix = f"-{index + 1}" if self._plan.workers > 1 else ""
-        return {**own, **settings, "HEADRACE_WORKER_ID": name + suffix}
+        return {**settings, "HEADRACE_THREADS": str(threads), "HEADRACE_WORKER_ID": name + suffix}
 
     async def _release(self, worker_id: str, _code: int) -> None:
         """A worker is surely gone: others may take over what it ran now, not after a lease."""
@@ -231,18 +235,21 @@ class _Service:
             await self._redis.stop(REDIS_STOP_S)
 
 
-def cores_line(cores: int, workers: int, chosen: str | None) -> str:
-    """How the cores are split, for the person at the terminal. chosen: --threads, where it was given."""
-    threads = (int(chosen) if chosen else engine_threads(cores, workers)) or cores  # 0: one a core
+def cores_line(cores: int, workers: int, chosen: int) -> str:
+    """How the cores are split, for the person at the terminal. chosen: --threads, 0 = ours to choose."""
+    threads = engine_threads(cores, workers, chosen) or cores
     left = cores - threads * workers
     rest = f"{left} core(s) for API and Redis" if left > 0 else "API and Redis share the cores with them"
     return f"cores: {cores}; engine threads: {threads} in each of {workers} worker(s); {rest}"
 
 
 def _announce(plan: Plan, server: EmbeddedServer | None) -> None:
-    say(f"version {__version__}, model {plan.settings.get('HEADRACE_MODEL') or 'SmolLM2-135M-Instruct (default)'}")
+    simulated = "HEADRACE_SIMULATE" in plan.settings
+    model = plan.settings.get("HEADRACE_MODEL") or ("simulated" if simulated else "SmolLM2-135M-Instruct (default)")
+    say(f"version {__version__}, model {model}{', every token made up (--simulate)' if simulated else ''}")
     say(f"redis: {f'embedded, {server.url}' if server else without_password(str(plan.redis_url))}")
-    say(cores_line(_cores(), plan.workers, plan.settings.get("HEADRACE_THREADS")))
+    if not simulated:  # it computes nothing, so it has no engine threads
+        say(cores_line(_cores(), plan.workers, plan.threads))
 
 
 async def _serve(plan: Plan) -> None:

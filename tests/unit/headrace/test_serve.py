@@ -36,18 +36,19 @@ def test_an_address_that_is_not_ours_is_refused_by_flag() -> None:
 )
 def test_cores_are_shared_between_engines_and_the_rest(cores: int, workers: int, threads: int) -> None:
     assert engine_threads(cores, workers) == threads
+    assert engine_threads(cores, workers, 3) == 3, "what the person chose holds"
 
 
 @pytest.mark.parametrize(
     ("cores", "workers", "chosen", "line"),
     [
-        (2, 1, None, "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
-        (2, 1, "0", "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
-        (16, 2, None, "engine threads: 7 in each of 2 worker(s); 2 core(s) for API and Redis"),
-        (16, 1, "4", "engine threads: 4 in each of 1 worker(s); 12 core(s) for API and Redis"),
+        (2, 1, 0, "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
+        (2, 2, 0, "engine threads: 1 in each of 2 worker(s); API and Redis share the cores with them"),
+        (16, 2, 0, "engine threads: 7 in each of 2 worker(s); 2 core(s) for API and Redis"),
+        (16, 1, 4, "engine threads: 4 in each of 1 worker(s); 12 core(s) for API and Redis"),
     ],
 )
-def test_the_split_of_cores_is_told_as_it_will_be(cores: int, workers: int, chosen: str | None, line: str) -> None:
+def test_the_split_of_cores_is_told_as_it_will_be(cores: int, workers: int, chosen: int, line: str) -> None:
     assert cores_line(cores, workers, chosen) == f"cores: {cores}; {line}"
 
 
