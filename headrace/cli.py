@@ -23,10 +23,11 @@ from headrace.later import later
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from headrace import chat, dead, status
+    from headrace import chat, dead, preflight, status
     from shared import connections, limits
 else:
     chat, dead, status = later("headrace.chat"), later("headrace.dead"), later("headrace.status")
+    preflight = later("headrace.preflight")
     connections, limits = later("shared.connections"), later("shared.limits")
 
 __all__ = ["app", "main"]
@@ -128,6 +129,7 @@ def serve_command(
     for needs, extra in (_worker_needs(settings), ("fastapi", "api")):
         if importlib.util.find_spec(needs) is None:
             _fail(f"{needs} is not installed. Install it with: pip install 'headrace[{extra}]'")
+    _check_worker(model, settings)
     raise typer.Exit(serve.run(serve.Plan({**settings, "HEADRACE_MODEL": model}, workers, data_dir)))
 
 
@@ -143,7 +145,15 @@ def api_command(settings: dict[str, str]) -> None:
 def worker_command(settings: dict[str, str], model: Model = "") -> None:
     """Run one engine worker against a Redis."""
     needs, extra = _worker_needs(settings)
+    if importlib.util.find_spec(needs) is not None:
+        _check_worker(model, settings)
     _run_program("engine_worker", extra, needs, {**settings, "HEADRACE_MODEL": model})
+
+
+def _check_worker(model: str, settings: dict[str, str]) -> None:
+    trouble = preflight.worker_trouble(model, settings)
+    if trouble is not None:
+        _fail(trouble, 2)
 
 
 def _worker_needs(settings: dict[str, str]) -> tuple[str, str]:

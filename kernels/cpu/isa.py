@@ -1,4 +1,4 @@
-"""Which instruction sets this CPU has, and the levels the native kernels are built for.
+"""Which instruction sets this CPU has, the levels the native kernels are built for, and what the user chose of both.
 
 A level is a name and compiler flags, which depend on nothing else: a library built for one runs on every CPU that has
 what it requires. Levels are tried from the best down. HEADRACE_CPU_ISA forces one that the CPU has, for tests and
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["LEVELS", "Level", "available_levels", "buildable_levels", "candidate_levels"]
+__all__ = ["LEVELS", "Level", "available_levels", "buildable_levels", "candidate_levels", "native_wanted"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -95,3 +95,12 @@ def candidate_levels() -> tuple[Level, ...]:
         if level.name == name:
             return (level,)
     raise ValueError(f"HEADRACE_CPU_ISA is {name!r}; this CPU runs {', '.join(level.name for level in levels)}")
+
+
+def native_wanted() -> bool:
+    """Whether the native kernels shall serve on a CPU, as HEADRACE_CPU_BACKEND says. Raises ValueError where it says
+    neither."""
+    choice = os.environ.get("HEADRACE_CPU_BACKEND", "") or "native"
+    if choice not in ("native", "torch"):
+        raise ValueError(f"HEADRACE_CPU_BACKEND is {choice!r}; allowed: native, torch")
+    return choice == "native"

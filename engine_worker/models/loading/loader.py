@@ -122,7 +122,7 @@ def _device(name: str) -> torch.device:
     if name not in {"auto", "cpu", "cuda"}:
         raise LoadError(f"The device {name!r} is unknown. Allowed: auto, cpu, cuda.")
     if name == "cuda" and not torch.cuda.is_available():
-        raise LoadError("The device cuda was asked for, but torch sees none here.")
+        raise LoadError("--device cuda: torch finds no CUDA device here. Leave --device away, or take cpu.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)

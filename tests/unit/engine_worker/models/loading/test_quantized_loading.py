@@ -10,9 +10,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from engine_worker.errors import LoadError
 from engine_worker.models.base import LoadedModel
 from engine_worker.models.loading.loader import load
-from engine_worker.models.loading.sources import LoadError
 from kernels.cpu.library import load as load_library
 from tests.support.gguf_model import make_tiny_gguf
 from tests.support.paged import PagedModel
