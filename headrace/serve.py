@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from headrace import __version__
 from headrace.children import Child, Guard, StartFailure, program
-from headrace.embedded import EmbeddedServer, NoServer
+from headrace.embedded import BadDirectory, EmbeddedServer, NoServer
 from headrace.later import later
 from headrace.ready import authorization, base_url, ready_text
 
@@ -163,7 +163,7 @@ class _Service:
             say("stopping; streams may finish (Ctrl-C again to stop at once)")
             return
         for child in self._children():
-            child.signal(signal.SIGKILL)
+            child.kill()
 
     def _children(self) -> list[Child]:
         return [child for child in (self._pod, *self._workers, self._redis) if child is not None]
@@ -209,8 +209,8 @@ class _Service:
         trouble = await contact.ping(self._url, deadline_s)
         if trouble is not None:
             raise Refused(
-                f"Redis at {without_password(self._url)} does not answer: {trouble}. Start it, or leave --redis-url "
-                "and REDIS_URL unset to get an embedded one"
+                f"Redis at {without_password(self._url)} does not answer: {trouble.rstrip('.')}. Start it, or leave "
+                "--redis-url and REDIS_URL unset to get an embedded one"
             )
 
     def _worker_settings(self, settings: dict[str, str], index: int) -> dict[str, str]:
@@ -276,8 +276,8 @@ def run(plan: Plan) -> int:
     except StartFailure as failure:
         say(f"{failure}.")
         return 2 if failure.code == 2 else 1
-    except (Refused, NoServer, OSError) as error:
+    except (Refused, BadDirectory, NoServer, OSError) as error:
         say(f"{error}.")
-        return 1
+        return 2 if isinstance(error, BadDirectory) else 1
     say("stopped.")
     return 0
