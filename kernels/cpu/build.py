@@ -71,7 +71,8 @@ def build(level: Level) -> Path:
             if not _is_whole(target):
                 _compile(compiler, level, target)
     except OSError as error:
-        raise BuildError(f"the kernel cache {target.parent} (HEADRACE_KERNEL_CACHE) is not usable: {error}") from error
+        reason = error.strerror or error
+        raise BuildError(f"the kernel cache {target.parent} (HEADRACE_KERNEL_CACHE) is not usable: {reason}") from error
     return target
 
 
