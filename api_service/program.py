@@ -62,13 +62,14 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(
         level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
+    terminal = sys.stderr.isatty()
     render: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    if sys.stderr.isatty():
+    if terminal:
         render = [structlog.dev.ConsoleRenderer()]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if terminal else "iso", utc=not terminal),  # as the worker
             *render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),

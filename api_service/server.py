@@ -127,6 +127,13 @@ class PodServer(uvicorn.Server):
                 beside.should_exit = True
                 await metrics
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+            log.info("listening", base_url=f"http://{host}:{port}/v1")
+
     async def main_loop(self) -> None:
         """uvicorn's own looks ten times a second for the end; this one wakes for the second's Date header, or at the
         end."""

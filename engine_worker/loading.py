@@ -59,6 +59,10 @@ def load_engine(settings: WorkerSettings) -> WarmEngine:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         idle_threads=os.environ.get("OMP_WAIT_POLICY", "spin"),
     )
+    if loaded.ops.note:
+        log.warning(
+            "PyTorch's kernels serve, several times slower than Headrace's compiled ones", reason=loaded.ops.note
+        )
     return make_engine(settings, loaded)
 
 

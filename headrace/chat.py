@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.chat_client import ChatClient, ChatError, ListedModel
+from headrace.chat_client import ChatClient, ChatError, ListedModel, Unreachable
 
 try:  # editing, history and whole pastes at the prompt; a Python built without it still chats
     import readline
@@ -83,8 +83,6 @@ def run(base_url: str, model: str, api_key: str, system: str, sampling: Mapping[
 def _partner(client: ChatClient, model: str, chosen: Mapping[str, float]) -> _Partner:
     """The model asked for, else the server's first. What the person chose wins over the model's own defaults; where
     there are none, and the server says so, the calm ones are sent. Other servers are left to themselves."""
-    if model and chosen:
-        return _Partner(client, model, chosen)
     listed = _listed(client, model)
     calm = _CALM if listed.defaults is not None and "temperature" not in listed.defaults else {}
     return _Partner(client, listed.id, chosen or calm)
@@ -93,6 +91,8 @@ def _partner(client: ChatClient, model: str, chosen: Mapping[str, float]) -> _Pa
 def _listed(client: ChatClient, model: str) -> ListedModel:
     try:
         models = client.models()
+    except Unreachable:
+        raise
     except ChatError:
         if model:  # some servers list nothing: whether it has the model shows with the first question
             return ListedModel(model)

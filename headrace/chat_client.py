@@ -19,7 +19,7 @@ import httpx
 
 from shared.errors import PodDraining, RedisUnavailable
 
-__all__ = ["ChatClient", "ChatError", "Event", "ListedModel", "read_events"]
+__all__ = ["ChatClient", "ChatError", "Event", "ListedModel", "Unreachable", "read_events"]
 
 FIRST_BACKOFF_S = 0.25
 MAX_RECONNECTS = 8
@@ -33,6 +33,10 @@ _TIMEOUT = httpx.Timeout(connect=10, read=120, write=30, pool=10)
 
 class ChatError(Exception):
     """The server refused or broke off; the message is for the person at the terminal."""
+
+
+class Unreachable(ChatError):
+    """Nobody answers at that address."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,20 @@ class ChatClient:
         self._http.close()
 
     def models(self) -> list[ListedModel]:
-        """The models that the server has. Raises ChatError."""
+        """The models that the server has. Raises Unreachable, or ChatError where it answers something else."""
         try:
             response = self._http.get(f"{self._base_url}/models")
-        except httpx.TransportError as error:
-            raise ChatError(f"{self._base_url} cannot be reached: {error}") from error
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise Unreachable(
+                f"{self._base_url} cannot be reached: {str(error).rstrip('.')}. `headrace serve` starts a server here, "
+                f"--base-url names another one{self._hint()}"
+            ) from error
         if response.status_code != httpx.codes.OK:
-            raise ChatError(_refusal(response))
-        return [ListedModel(str(m["id"]), m.get("generation_defaults")) for m in response.json()["data"]]
+            raise ChatError(self._refusal(response))
+        try:
+            return [ListedModel(str(m["id"]), m.get("generation_defaults")) for m in response.json()["data"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ChatError(f"what {self._base_url}/models answers is no list of models{self._hint()}") from error
 
     def answer(
         self, model: str, messages: list[dict[str, str]], sampling: Mapping[str, float] | None = None
@@ -113,7 +123,7 @@ class ChatClient:
                 with self._open(body, seen, once) as response:
                     if response.status_code != httpx.codes.OK:
                         response.read()
-                        trouble = _refusal(response)
+                        trouble = self._refusal(response)
                         if not seen or response.status_code not in _AWAY:
                             raise ChatError(trouble)
                     else:
@@ -137,6 +147,21 @@ class ChatClient:
             stream = last_id.partition(":")[0]
             return self._http.stream("GET", f"{self._base_url}/streams/{stream}", headers={"Last-Event-ID": last_id})
         return self._http.stream("POST", f"{self._base_url}/chat/completions", json=body, headers=once)
+
+    def _refusal(self, response: httpx.Response) -> str:
+        """The server's own words, where it has any."""
+        try:
+            message = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            message = response.text[:300] or response.reason_phrase
+        hint = self._hint() if response.status_code == httpx.codes.NOT_FOUND else ""
+        return f"the server answered {response.status_code}: {message}{hint}"
+
+    def _hint(self) -> str:
+        """What is wrong with the address, if that is how it looks."""
+        if not self._base_url.startswith(("http://", "https://")):
+            return f". It must begin with http:// or https://: --base-url http://{self._base_url}"
+        return "" if "/v1" in self._base_url else f". Most base URLs end in /v1: --base-url {self._base_url}/v1"
 
 
 class _Interrupted(Exception):
@@ -171,12 +196,3 @@ class _Reply:
             if text:
                 self.began = True
                 yield text
-
-
-def _refusal(response: httpx.Response) -> str:
-    """The server's own words, where it has any."""
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = response.text[:300] or response.reason_phrase
-    return f"the server answered {response.status_code}: {message}"

@@ -114,6 +114,11 @@ class Child:
             self.signal(signal.SIGKILL)
             await asyncio.wait({self.task})
 
+    def kill(self) -> None:
+        """Ends the program at once; it is not started again."""
+        self._stopping.set()
+        self.signal(signal.SIGKILL)
+
     def signal(self, number: int) -> None:
         """Sends a signal to the program; nothing happens when it has ended."""
         if self._process is not None and self._process.returncode is None:

@@ -17,16 +17,17 @@ import typer
 from headrace import __version__, serve
 from headrace.children import program
 from headrace.embedded import find_running
-from headrace.flags import API, COMMON, REDIS_URL, WORKER, takes
+from headrace.flags import API, COMMON, REDIS_URL, SAMPLING, SERVE, WORKER, takes
 from headrace.later import later
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from headrace import chat, dead, status
+    from headrace import chat, dead, preflight, status
     from shared import connections, limits
 else:
     chat, dead, status = later("headrace.chat"), later("headrace.dead"), later("headrace.status")
+    preflight = later("headrace.preflight")
     connections, limits = later("shared.connections"), later("shared.limits")
 
 __all__ = ["app", "main"]
@@ -63,7 +64,7 @@ def _fail(message: str, code: int = 1) -> NoReturn:
 def _run_program(module: str, extra: str, needs: str, settings: dict[str, str]) -> NoReturn:
     """Becomes the program: same process id, so that signals and exit codes are its own."""
     if "HEADRACE_REDIS_URL" not in settings:
-        _fail(f"which Redis? Set --redis-url or REDIS_URL ({module} does not start one; `headrace serve` does).", 2)
+        _fail("which Redis? Set --redis-url or REDIS_URL (only `headrace serve` starts one of its own).", 2)
     if importlib.util.find_spec(needs) is None:
         _fail(f"{needs} is not installed. Install it with: pip install 'headrace[{extra}]'")
     command = program(module)
@@ -72,11 +73,7 @@ def _run_program(module: str, extra: str, needs: str, settings: dict[str, str]) 
 
 def _look_into(settings: dict[str, str], action: Callable[[Redis], Awaitable[int]]) -> int:
     """Runs `action` on the Redis that was named, else on the one that `headrace serve` started here."""
-    url = settings.get("HEADRACE_REDIS_URL") or find_running()
-    if url is None:
-        _fail(
-            "which Redis? Set --redis-url or REDIS_URL; no single `headrace serve` with an embedded one runs here.", 2
-        )
+    url = settings.get("HEADRACE_REDIS_URL") or _only_running()
 
     async def connected() -> int:
         redis = connections.command_client(url)
@@ -89,6 +86,16 @@ def _look_into(settings: dict[str, str], action: Callable[[Redis], Awaitable[int
         return asyncio.run(connected())
     except connections.REDIS_DOWN as error:
         _fail(f"Redis at {serve.without_password(url)} cannot be reached: {error}")
+
+
+def _only_running() -> str:
+    found = find_running()
+    if not found:
+        _fail("no `headrace serve` with a Redis of its own runs here. Name a Redis with --redis-url or REDIS_URL", 2)
+    if len(found) > 1:
+        each = "".join(f"\n  --redis-url {url}" for url in found)
+        _fail(f"{len(found)} servers run here, and each said at its start which is its Redis. Add one of:{each}", 2)
+    return found[0]
 
 
 def _version(wanted: bool) -> None:
@@ -107,27 +114,16 @@ def root(
 
 
 @app.command("serve")
-@takes(*COMMON, *API, *WORKER)
-def serve_command(
-    settings: dict[str, str],
-    model: Model = "",
-    workers: Annotated[
-        int, typer.Option(min=1, envvar="HEADRACE_WORKERS", help="Worker processes.", rich_help_panel="Process")
-    ] = 1,
-    data_dir: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HEADRACE_DATA_DIR",
-            help="Where the embedded Redis keeps queue and streams over a restart.",
-            show_default="a temporary directory, removed at the end",
-            rich_help_panel="Redis and queue",
-        ),
-    ] = None,
-) -> None:
+@takes(*COMMON, *API, *WORKER, *SERVE)
+def serve_command(settings: dict[str, str], model: Model = "") -> None:
     """Serve a model: Redis (embedded unless you name one), workers and the API, until Ctrl-C."""
     for needs, extra in (_worker_needs(settings), ("fastapi", "api")):
         if importlib.util.find_spec(needs) is None:
             _fail(f"{needs} is not installed. Install it with: pip install 'headrace[{extra}]'")
+    _check_worker(model, settings)
+    workers, data_dir = int(settings.pop("HEADRACE_WORKERS", "1")), settings.pop("HEADRACE_DATA_DIR", None)
+    if data_dir is not None and "HEADRACE_REDIS_URL" in settings:
+        _fail("--data-dir is for the embedded Redis, but --redis-url or REDIS_URL names another. Leave one away", 2)
     raise typer.Exit(serve.run(serve.Plan({**settings, "HEADRACE_MODEL": model}, workers, data_dir)))
 
 
@@ -143,7 +139,15 @@ def api_command(settings: dict[str, str]) -> None:
 def worker_command(settings: dict[str, str], model: Model = "") -> None:
     """Run one engine worker against a Redis."""
     needs, extra = _worker_needs(settings)
+    if importlib.util.find_spec(needs) is not None:
+        _check_worker(model, settings)
     _run_program("engine_worker", extra, needs, {**settings, "HEADRACE_MODEL": model})
+
+
+def _check_worker(model: str, settings: dict[str, str]) -> None:
+    trouble = preflight.worker_trouble(model, settings)
+    if trouble is not None:
+        _fail(trouble, 2)
 
 
 def _worker_needs(settings: dict[str, str]) -> tuple[str, str]:
@@ -152,7 +156,9 @@ def _worker_needs(settings: dict[str, str]) -> tuple[str, str]:
 
 
 @app.command("chat")
+@takes(*SAMPLING)
 def chat_command(
+    settings: dict[str, str],
     base_url: Annotated[
         str, typer.Option(envvar=["HEADRACE_BASE_URL", "OPENAI_BASE_URL"], help="Any OpenAI-compatible server.")
     ] = "http://127.0.0.1:8000/v1",
@@ -161,26 +167,20 @@ def chat_command(
         str, typer.Option(envvar=["HEADRACE_API_KEY", "OPENAI_API_KEY"], show_default="none", help="Key to send.")
     ] = "",
     system: Annotated[str, typer.Option(show_default="none", help="System message.")] = "",
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0, max=2, show_default="the model's own, else 0.4", help="0 always takes the likeliest."),
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0, max=1, show_default="the model's own, else 0.9", help="Share that is kept.")
-    ] = None,
 ) -> None:
     """Chat in the terminal. With input from a pipe: one question in, one answer out."""
-    chosen = {"temperature": temperature, "top_p": top_p}
-    sampling = {name: value for name, value in chosen.items() if value is not None}
+    sampling = {flag.field: float(settings[flag.env]) for flag in SAMPLING if flag.env in settings}
     raise typer.Exit(chat.run(base_url.rstrip("/"), model, api_key.split(",")[0].strip(), system, sampling))
 
 
 @app.command("key-id")
 def key_id_command() -> None:
     """Print what API keys (one a line, from standard input) are called in --tenants files and in `headrace status`."""
-    for line in typer.get_text_stream("stdin"):
-        if key := line.strip():
-            typer.echo(limits.key_id(key))
+    keys = [key for line in typer.get_text_stream("stdin") if (key := line.strip())]
+    if not keys:
+        _fail("no key came. Send keys through standard input: headrace key-id < FILE", 2)
+    for key in keys:
+        typer.echo(limits.key_id(key))
 
 
 @app.command("status")

@@ -10,12 +10,13 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["EmbeddedServer", "NoServer", "find_running", "find_server", "server_version"]
+__all__ = ["BadDirectory", "EmbeddedServer", "NoServer", "find_running", "find_server", "server_version"]
 
 OLDEST = (7, 0)
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)\S*")
@@ -28,6 +29,10 @@ _MAX_SOCKET_PATH = 100
 
 class NoServer(Exception):
     """There is no server program to start."""
+
+
+class BadDirectory(Exception):
+    """The data directory that was named cannot be used."""
 
 
 def server_version(binary: Path) -> tuple[int, int] | None:
@@ -84,16 +89,15 @@ class EmbeddedServer:
     def prepare(cls, data_dir: str | None) -> EmbeddedServer:
         """Makes a private directory (mode 700). `data_dir` keeps queue and streams over restarts; None = thrown away.
 
-        Raises NoServer, or OSError when a directory cannot be made.
+        Raises BadDirectory or NoServer, or OSError when the private one cannot be made.
         """
         binary = find_server()
+        kept = _usable(data_dir) if data_dir else None
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
         if len(os.fsencode(directory / _SOCKET)) > _MAX_SOCKET_PATH:  # a deep TMPDIR
             directory.rmdir()
             directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
-        data = Path(data_dir).absolute() if data_dir else directory
-        data.mkdir(parents=True, exist_ok=True)
-        return cls(binary, directory, data)
+        return cls(binary, directory, kept or directory)
 
     @property
     def url(self) -> str:
@@ -125,8 +129,28 @@ class EmbeddedServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def find_running() -> str | None:
-    """URL of the one embedded server of this user that runs here; None when there is none or more than one."""
+def _usable(data_dir: str) -> Path:
+    path = Path(data_dir).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise BadDirectory(f"--data-dir {data_dir} cannot be made or written to: {error.strerror}") from error
+
+
+def find_running() -> list[str]:
+    """URLs of the embedded servers of this user that run here."""
     places = {Path(tempfile.gettempdir()), Path("/tmp")}
     sockets = {s for place in places for s in place.glob(f"{_PREFIX}*/{_SOCKET}") if s.stat().st_uid == os.getuid()}
-    return f"unix://{sockets.pop()}" if len(sockets) == 1 else None
+    return [f"unix://{path}" for path in sorted(sockets) if _listens(path)]
+
+
+def _listens(path: Path) -> bool:
+    """A server that was killed leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

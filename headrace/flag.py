@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -37,6 +37,8 @@ class Flag:
     check: Callable[[str], str | None] | None = None
     """Says what is allowed when the value is not, else None."""
     envs: tuple[str, ...] = ()
+    variable: bool = True
+    """False: an option only, for a command of this package; `env` is then no more than its key in `settings`."""
     panel: str = "Engine"
 
     @property
@@ -53,14 +55,16 @@ class Flag:
         names = f"{self.option}/--no-{self.option[2:]}" if self.kind is bool else self.option
         info = typer.Option(
             names,
-            envvar=list(self.envs) or self.env,
+            envvar=(list(self.envs) or self.env) if self.variable else None,
             help=self.help,
             show_default=self.default,
-            metavar=self._range(".."),
+            metavar=self._range("..") or (f"[{'|'.join(self._choices)}]" if self._choices else None),
             callback=self._checked,
             rich_help_panel=self.panel,
         )
-        annotation: Any = Annotated[(self.kind | None, info)]
+        # Numbers and choices are read here, not by typer: its words for a bad one are those of a validation library.
+        kind = self.kind if self.kind in (bool, str, list[str]) else str
+        annotation: Any = Annotated[(kind | None, info)]
         return inspect.Parameter(self.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def spelled(self, value: object) -> str:
@@ -68,6 +72,10 @@ class Flag:
         if isinstance(value, list | tuple):
             return ",".join(part.strip() for item in value for part in str(item).split(",") if part.strip())
         return str(value).lower() if isinstance(value, bool) else str(value)
+
+    @property
+    def _choices(self) -> tuple[str, ...]:
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def _range(self, joint: str) -> str | None:
         if self.low is None:
@@ -78,13 +86,32 @@ class Flag:
         """typer's callback: the value, if it may be used."""
         if value is None:
             return None
-        allowed = self.check(value) if self.check else None
-        if self.low is not None and not self.low <= value <= (math.inf if self.high is None else self.high):
-            allowed = f"a number from {self._range(' to ')}" if self.high is not None else f"{self.low:g} or more"
-        if allowed:
+        try:
+            return self._parsed(value)
+        except ValueError as error:
             shown = _CREDENTIALS.sub("//***@", value) if isinstance(value, str) else value
-            raise typer.BadParameter(f"{shown!r} is not allowed: {allowed}.", param_hint=self._given_as(context))
-        return value
+            raise typer.BadParameter(
+                f"{shown!r} is not allowed: {error}.", param_hint=self._given_as(context)
+            ) from None
+
+    def _parsed(self, value: Any) -> Any:
+        """Raises ValueError that says what is allowed."""
+        if self.check and (allowed := self.check(value)):
+            raise ValueError(allowed)
+        if self._choices and value not in self._choices:
+            raise ValueError(f"one of {', '.join(self._choices)}")
+        return self._number(value) if self.kind in (int, float) else value
+
+    def _number(self, text: str) -> int | float:
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        try:
+            number: int | float = self.kind(text)
+            if low <= number <= high:
+                return number
+        except ValueError:
+            pass  # it is no number, which the same words tell
+        limits = f" from {self._range(' to ')}" if high < math.inf else f", {low:g} or more"
+        raise ValueError(f"a {'whole ' if self.kind is int else ''}number{limits}")
 
     def _given_as(self, context: typer.Context) -> str:
         """What the person wrote it as: the flag, or the variable that held the value."""

@@ -10,7 +10,7 @@ from typing import Literal
 from headrace.flag import Flag, takes
 from headrace.flag_checks import key_file, name, redis_url, root_path, simulation, size
 
-__all__ = ["API", "COMMON", "REDIS_URL", "WORKER", "Flag", "takes"]
+__all__ = ["API", "COMMON", "REDIS_URL", "SAMPLING", "SERVE", "WORKER", "Flag", "takes"]
 
 _QUEUE = "Redis and queue"
 _API = "API"
@@ -82,7 +82,14 @@ WORKER = (
         "off",
     ),
     Flag("enable_prefix_caching", bool, "Share the KV cache of equal prompt beginnings.", "on"),
-    Flag("threads", int, "Threads of the engine; 0 = one per core.", "0", 0, 1024),
+    Flag(
+        "threads",
+        int,
+        "Threads of each engine; 0 = one per core, with serve less those that API and Redis need.",
+        "0",
+        0,
+        1024,
+    ),
     Flag("device", Literal["auto", "cpu", "cuda"], "Where the model runs.", "auto"),
     Flag(
         "simulate",
@@ -176,4 +183,29 @@ API = (
     Flag("metrics_port", int, "Port of /metrics alone.", "beside the API", 0, 65535, panel=_API),
     Flag("root_path", str, "Path prefix that a proxy strips.", "none", check=root_path, panel=_API),
     Flag("cors_origins", list[str], "Origins that browsers may call from; repeat it.", "none", panel=_API),
+)
+
+SERVE = (
+    Flag("workers", int, "Worker processes.", "1", 1, panel="Process"),
+    Flag(
+        "data_dir",
+        str,
+        "Where the embedded Redis keeps queue and streams over a restart.",
+        "a temporary directory, removed at the end",
+        panel=_QUEUE,
+    ),
+)
+
+SAMPLING = (
+    Flag(
+        "temperature",
+        float,
+        "0 always takes the likeliest.",
+        "the model's own, else 0.4",
+        0,
+        2,
+        variable=False,
+        panel="Options",
+    ),
+    Flag("top_p", float, "Share that is kept.", "the model's own, else 0.9", 0, 1, variable=False, panel="Options"),
 )

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from headrace import __version__
 from headrace.children import Child, Guard, StartFailure, program
-from headrace.embedded import EmbeddedServer, NoServer
+from headrace.embedded import BadDirectory, EmbeddedServer, NoServer
 from headrace.later import later
 from headrace.ready import authorization, base_url, ready_text
 
@@ -62,6 +62,11 @@ class Plan:
         return self.settings.get("HEADRACE_REDIS_URL")
 
     @property
+    def threads(self) -> int:
+        """Of each engine; 0 = ours to choose."""
+        return int(self.settings.get("HEADRACE_THREADS", "0"))
+
+    @property
     def pod_stop_s(self) -> float:
         return float(self.settings.get("HEADRACE_DRAIN_TIMEOUT_S", "10")) + STOP_MARGIN_S
 
@@ -93,26 +98,21 @@ def claim_port(host: str, port: int) -> int:
         raise Refused(f"cannot listen on {host} port {port} (--host, --port): {error.strerror}") from error
 
 
-def engine_threads(cores: int, workers: int) -> int:
-    """Threads of each worker's engine, 0 = the engine's own choice (one a core).
+def engine_threads(cores: int, workers: int, chosen: int = 0) -> int:
+    """Threads of each worker's engine, 0 = the engine's own choice (one a core). `chosen` by the person, or 0.
 
     From eight cores on two are left to the pod and Redis, below that one, except where there are so few that the engine
     would miss it more: then all share them, and the engine's threads give way (see `_worker_settings`).
     """
-    if workers == 1 and cores <= 2:
-        return 0
+    if chosen or (workers == 1 and cores <= 2):
+        return chosen
     return max(1, (cores - (2 if cores >= _ROOMY else 1)) // workers)
 
 
-def _engine_cores(cores: int, workers: int, chosen: str | None) -> int:
-    """Threads of each worker's engine as they will be. chosen: --threads, where it was given."""
-    return (int(chosen) if chosen else engine_threads(cores, workers)) or cores  # 0: one a core
-
-
-def give_way(cores: int, workers: int, chosen: str | None) -> None:
+def give_way(cores: int, workers: int, chosen: int) -> None:
     """Where programs share their cores with engine threads, they wait until these offer one, many times a step
     (decision 0011): a thread that lost its core within a task would hold up all others. Children inherit it."""
-    if _engine_cores(cores, workers, chosen) * workers < cores:
+    if (engine_threads(cores, workers, chosen) or cores) * workers < cores:
         return
     with suppress(AttributeError, OSError):  # not Linux, or not allowed here: then they take turns as programs do
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -172,7 +172,7 @@ class _Service:
             say("stopping; streams may finish (Ctrl-C again to stop at once)")
             return
         for child in self._children():
-            child.signal(signal.SIGKILL)
+            child.kill()
 
     def _children(self) -> list[Child]:
         return [child for child in (self._pod, *self._workers, self._redis) if child is not None]
@@ -218,17 +218,16 @@ class _Service:
         trouble = await contact.ping(self._url, deadline_s)
         if trouble is not None:
             raise Refused(
-                f"Redis at {without_password(self._url)} does not answer: {trouble}. Start it, or leave --redis-url "
-                "and REDIS_URL unset to get an embedded one"
+                f"Redis at {without_password(self._url)} does not answer: {trouble.rstrip('.')}. Start it, or leave "
+                "--redis-url and REDIS_URL unset to get an embedded one"
             )
 
     def _worker_settings(self, settings: dict[str, str], index: int) -> dict[str, str]:
-        threads = engine_threads(_cores(), self._plan.workers)
-        own = {"HEADRACE_THREADS": str(threads)} if threads else {}
+        threads = engine_threads(_cores(), self._plan.workers, self._plan.threads)
         # A name that outlives the process: started again, it finds its own requests without waiting for the lease.
         name = settings.get("HEADRACE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
         suffix = f"-{index + 1}" if self._plan.workers > 1 else ""
-        return {**own, **settings, "HEADRACE_WORKER_ID": name + suffix}
+        return {**settings, "HEADRACE_THREADS": str(threads), "HEADRACE_WORKER_ID": name + suffix}
 
     async def _release(self, worker_id: str, _code: int) -> None:
         """A worker is surely gone: others may take over what it ran now, not after a lease."""
@@ -245,18 +244,21 @@ class _Service:
             await self._redis.stop(REDIS_STOP_S)
 
 
-def cores_line(cores: int, workers: int, chosen: str | None) -> str:
-    """How the cores are split, for the person at the terminal."""
-    threads = _engine_cores(cores, workers, chosen)
+def cores_line(cores: int, workers: int, chosen: int) -> str:
+    """How the cores are split, for the person at the terminal. chosen: --threads, 0 = ours to choose."""
+    threads = engine_threads(cores, workers, chosen) or cores
     left = cores - threads * workers
     rest = f"{left} core(s) for API and Redis" if left > 0 else "API and Redis share the cores with them"
     return f"cores: {cores}; engine threads: {threads} in each of {workers} worker(s); {rest}"
 
 
 def _announce(plan: Plan, server: EmbeddedServer | None) -> None:
-    say(f"version {__version__}, model {plan.settings.get('HEADRACE_MODEL') or 'SmolLM2-135M-Instruct (default)'}")
+    simulated = "HEADRACE_SIMULATE" in plan.settings
+    model = plan.settings.get("HEADRACE_MODEL") or ("simulated" if simulated else "SmolLM2-135M-Instruct (default)")
+    say(f"version {__version__}, model {model}{', every token made up (--simulate)' if simulated else ''}")
     say(f"redis: {f'embedded, {server.url}' if server else without_password(str(plan.redis_url))}")
-    say(cores_line(_cores(), plan.workers, plan.settings.get("HEADRACE_THREADS")))
+    if not simulated:  # it computes nothing, so it has no engine threads
+        say(cores_line(_cores(), plan.workers, plan.threads))
 
 
 async def _serve(plan: Plan) -> None:
@@ -265,7 +267,7 @@ async def _serve(plan: Plan) -> None:
     guard = Guard(str(server.directory) if server else "")
     try:
         _announce(plan, server)
-        give_way(_cores(), plan.workers, plan.settings.get("HEADRACE_THREADS"))
+        give_way(_cores(), plan.workers, plan.threads)
         await _Service(plan, port, server, guard).run()
     except StartFailure as failure:
         if server is not None and failure.name == _REDIS:
@@ -284,8 +286,8 @@ def run(plan: Plan) -> int:
     except StartFailure as failure:
         say(f"{failure}.")
         return 2 if failure.code == 2 else 1
-    except (Refused, NoServer, OSError) as error:
+    except (Refused, BadDirectory, NoServer, OSError) as error:
         say(f"{error}.")
-        return 1
+        return 2 if isinstance(error, BadDirectory) else 1
     say("stopped.")
     return 0

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 
 from kernels.cpu.build import must_compile
 from kernels.cpu.expand import expand
+from kernels.cpu.isa import native_wanted
 from kernels.cpu.library import load
 from kernels.cpu.native import NativeOps
 from kernels.cpu.onednn import OneDnnOps
@@ -69,7 +68,7 @@ def select_backend(device: torch.device | str, *, batch_invariant: bool = False)
     results are to be `batch_invariant` and the native kernels, which alone can promise it, are not there.
     """
     on_cpu = torch.device(device).type == "cpu"
-    library = load() if on_cpu and _wants_native() else ""
+    library = load() if on_cpu and native_wanted() else ""
     if not isinstance(library, str):
         return NativeOps(library, batch_invariant=batch_invariant)
     if batch_invariant:
@@ -87,17 +86,10 @@ def expand_blocks(blocks: Tensor, kind: str, destination: Tensor) -> bool:
 
     blocks uint8 [rows, bytes of a row] of the GGUF type `kind`, destination [rows, columns] of as many numbers.
     """
-    library = load() if _wants_native() else ""
+    library = load() if native_wanted() else ""
     return not isinstance(library, str) and expand(library, blocks, kind, destination)
 
 
 def will_compile(device: torch.device | str) -> bool:
     """Whether `select_backend` will take the seconds of compiling first. Raises ValueError as it does."""
-    return torch.device(device).type == "cpu" and _wants_native() and must_compile()
-
-
-def _wants_native() -> bool:
-    choice = os.environ.get("HEADRACE_CPU_BACKEND", "") or "native"
-    if choice not in ("native", "torch"):
-        raise ValueError(f"HEADRACE_CPU_BACKEND is {choice!r}; allowed: native, torch")
-    return choice == "native"
+    return torch.device(device).type == "cpu" and native_wanted() and must_compile()

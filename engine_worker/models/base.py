@@ -66,7 +66,7 @@ class LoadedModel:
     name: str
     """Default served name: hub id, directory name, or the GGUF file's stem."""
     kernels: str
-    """The op table that serves it: native-avx512, onednn, reference, … and, where that is not the first choice, why."""
+    """The op table that serves it: native-avx512, onednn, reference, …; `ops.note` says why it is no better one."""
     quantization: str
     """Formats of the quantized weights, e.g. "q4_1, q8_0"; "none", and why where something else was to be expected."""
     weight_bytes: int

@@ -59,8 +59,11 @@ class Scheme(NamedTuple):
         return Storage(wanted, staging=torch.bfloat16 if set(kinds) == {"BF16"} else torch.float32)
 
 
-def make_scheme(requested: str, dtype: torch.dtype, kinds: Mapping[str, str], formats: frozenset[str]) -> Scheme:
-    """`formats`: what the kernels have, empty for none. Raises LoadError for a bad or impossible request."""
+def make_scheme(
+    requested: str, dtype: torch.dtype, kinds: Mapping[str, str], formats: frozenset[str], reason: str = ""
+) -> Scheme:
+    """`formats`: what the kernels have, empty for none; `reason`: why they have none. Raises LoadError for a bad or
+    impossible request."""
     if requested not in QUANTIZATIONS:
         raise LoadError(f"The quantization {requested!r} is unknown. Allowed: {', '.join(QUANTIZATIONS)}.")
     quantized = any(kind not in _PLAIN for kind in kinds.values())
@@ -73,11 +76,18 @@ def make_scheme(requested: str, dtype: torch.dtype, kinds: Mapping[str, str], fo
         wanted = "gguf" if quantized and dtype is torch.bfloat16 else "none"
     if wanted == "none":
         return Scheme("none", kinds)
-    if not formats or dtype not in (torch.float32, torch.bfloat16):
-        # Only weights that are still whole floats can be said to be served as they are.
+    if dtype not in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        return Scheme("none", kinds, f"these kernels multiply no quantised weights with {name}; all are kept in {name}")
-    return Scheme(wanted, kinds)
+        raise LoadError(f"--quantization {requested} and --dtype {name} exclude each other: take bfloat16 or float32.")
+    if formats:
+        return Scheme(wanted, kinds)
+    if requested == "auto":
+        return Scheme("none", kinds, "PyTorch's kernels multiply no quantised weights, so all are kept in full")
+    reason = reason or "HEADRACE_CPU_BACKEND is torch, or the device is not a CPU"
+    raise LoadError(
+        f"--quantization {requested} needs Headrace's compiled CPU kernels, which do not serve here: {reason}. "
+        "Without them: --quantization none."
+    )
 
 
 def _as_stored(kinds: Sequence[str]) -> Storage:

@@ -1,7 +1,8 @@
-"""Compiles kernels/cpu/src into a shared object, once per source, compiler and CPU level.
+"""Compiles kernels/cpu/src into a shared object, once per source and CPU level.
 
 In: a level. Out: the path of a finished library in the user's cache. Safe with many processes starting at once: one
-compiles, the others wait for it. `python -m kernels.cpu.build` fills the cache ahead of time, for images.
+compiles, the others wait for it. A library that is there needs no compiler: `python -m kernels.cpu.build` fills the
+cache ahead of time, for every CPU, so that images need none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.cpu.isa import Level, candidate_levels
+from kernels.cpu.isa import Level, buildable_levels, candidate_levels
 
 __all__ = ["BuildError", "build", "cache_directory", "must_compile"]
 
@@ -57,29 +60,39 @@ def cache_directory() -> Path:
 
 def build(level: Level) -> Path:
     """The library for `level`, compiled now if it is not in the cache. Raises BuildError."""
+    target = _target(level)
+    # Looked for under the lock only when missing: a warm start takes no lock, and works on a read-only cache.
+    if _is_whole(target):
+        return target
     compiler = _compiler()
-    directory = cache_directory()
-    target = directory / f"{level.name}-{_fingerprint(compiler, level)}.so"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        # Looked for under the lock only when missing: a warm start takes no lock, and works on a read-only cache.
-        if not _is_whole(target):
-            with _locked(directory / "lock"):
-                if not _is_whole(target):
-                    _compile(compiler, level, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / "lock"):
+            if not _is_whole(target):
+                _compile(compiler, level, target)
     except OSError as error:
-        raise BuildError(f"the kernel cache {directory} is not usable: {error}") from error
+        reason = error.strerror or error
+        raise BuildError(f"the kernel cache {target.parent} (HEADRACE_KERNEL_CACHE) is not usable: {reason}") from error
     return target
 
 
 def must_compile() -> bool:
-    """Whether the next start will compile: a compiler is there and its library is not. Raises ValueError for a bad
-    HEADRACE_CPU_ISA."""
-    level = candidate_levels()[0]
-    try:
-        return not _is_whole(cache_directory() / f"{level.name}-{_fingerprint(_compiler(), level)}.so")
-    except BuildError:
+    """Whether the next start will compile: its library is not there, a compiler and a place for it are. Raises
+    ValueError for a bad HEADRACE_CPU_ISA."""
+    target = _target(candidate_levels()[0])
+    if _is_whole(target):
         return False
+    try:
+        _compiler()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            return True
+    except (BuildError, OSError):
+        return False
+
+
+def _target(level: Level) -> Path:
+    return cache_directory() / f"{level.name}-{_fingerprint(level)}.so"
 
 
 def _is_whole(library: Path) -> bool:
@@ -93,20 +106,31 @@ def _is_whole(library: Path) -> bool:
         return False
 
 
-def _compiler() -> str:
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++"]
-    for name in names:
-        path = shutil.which(name)
-        if path:
-            return path
-    raise BuildError(f"no C++ compiler found (looked for {', '.join(names)})")
+def _compiler() -> list[str]:
+    """The command that compiles: CXX, which may have arguments ("ccache g++"), else what is installed."""
+    chosen = _chosen_compiler()
+    try:
+        commands = [shlex.split(chosen)] if chosen else [["g++"], ["c++"]]
+    except ValueError as error:
+        raise BuildError(f"CXX is {chosen!r}, which is no command: {error}") from error
+    for command in commands:
+        if path := shutil.which(command[0]):
+            return [path, *command[1:]]
+    if chosen:
+        raise BuildError(f"there is no {commands[0][0]}, which CXX names as the C++ compiler")
+    raise BuildError("no C++ compiler is installed; install g++ (apt-get install g++) and start again")
 
 
-def _fingerprint(compiler: str, level: Level) -> str:
-    """Changes with anything the library's bytes depend on."""
-    version = _run([compiler, "--version"], "the compiler does not run")
+def _chosen_compiler() -> str:
+    return os.environ.get("CXX", "").strip()
+
+
+def _fingerprint(level: Level) -> str:
+    """Changes with anything that decides what the library's functions are and whether it can be loaded here. Which
+    compiler made it does not, unless CXX asks for one: those of an image are used where there is none."""
     digest = hashlib.sha256()
-    for part in (version, " ".join((*_FLAGS, *level.flags())), _openmp_library()):
+    machine = (platform.machine(), *platform.libc_ver(), Path(_openmp_library()).name)
+    for part in (*machine, *_FLAGS, *level.flags(), _chosen_compiler()):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -120,20 +144,19 @@ def _openmp_library() -> str:
     return str(bundled[0]) if bundled else "-lgomp"
 
 
-def _compile(compiler: str, level: Level, target: Path) -> None:
+def _compile(compiler: list[str], level: Level, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         work = Path(name)
         sources = sorted(_SOURCES.glob("*.cpp"))
         objects = [work / f"{source.stem}.o" for source in sources]
         compiles = [
-            [compiler, *_FLAGS, *level.flags(), "-c", str(source), "-o", str(out)]
+            [*compiler, *_FLAGS, *level.flags(), "-c", str(source), "-o", str(out)]
             for source, out in zip(sources, objects, strict=True)
         ]
         _run_all(compiles)
         library = work / "library.so"
         # Without -fopenmp: it would link the compiler's runtime next to torch's.
-        link = [compiler, "-shared", *map(str, objects), _openmp_library(), "-lpthread", "-o", str(library)]
-        _run(link, "linking the kernels failed")
+        _run_all([[*compiler, "-shared", *map(str, objects), _openmp_library(), "-lpthread", "-o", str(library)]])
         with library.open("ab") as file:
             file.write(_END)
             file.flush()
@@ -143,11 +166,12 @@ def _compile(compiler: str, level: Level, target: Path) -> None:
 
 def _run_all(commands: list[list[str]]) -> None:
     """Runs compilers side by side: there are few files, and the slowest takes most of the time."""
-    running = [
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in commands
-    ]
+    running: list[subprocess.Popen[str]] = []
     failure = ""
+    try:
+        running.extend(map(_started, commands))
+    except OSError as error:
+        failure = f"{commands[0][0]} does not run: {error.strerror}"
     for process in running:
         try:
             output, _ = process.communicate(timeout=_COMPILE_TIMEOUT_S)
@@ -161,16 +185,10 @@ def _run_all(commands: list[list[str]]) -> None:
         raise BuildError(f"compiling the kernels failed: {failure}")
 
 
-def _run(command: list[str], problem: str) -> str:
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{problem}: {error}") from error
-    if done.returncode:
-        raise BuildError(f"{problem}: {_gist(done.stdout + done.stderr)}")
-    return done.stdout
+def _started(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def _gist(output: str) -> str:
@@ -188,6 +206,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     try:
-        print(build(candidate_levels()[0]))
-    except (BuildError, ValueError) as error:
+        for one in buildable_levels():
+            print(build(one), flush=True)
+    except BuildError as error:
         sys.exit(f"headrace kernels: {error}")

@@ -95,6 +95,13 @@ def test_every_service_is_healthy_and_runs_without_root(compose: Compose) -> Non
         assert compose("exec", "-T", service, "id", "-u").strip() == "10001"
 
 
+def test_the_worker_serves_with_kernels_that_were_compiled_with_the_image(compose: Compose) -> None:
+    loaded = next(line for line in compose("logs", "worker").splitlines() if '"model loaded"' in line)
+    assert '"kernels": "native-' in loaded
+    find_compilers = "command -v g++ c++ gcc || echo none"
+    assert compose("exec", "-T", "worker", "sh", "-c", find_compilers) == "none\n"
+
+
 def test_a_pod_holds_no_torch(compose: Compose) -> None:
     assert (
         compose("exec", "-T", "api", "python", "-c", "import importlib.util as u; print(u.find_spec('torch'))")

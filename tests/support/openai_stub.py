@@ -75,8 +75,9 @@ def _handler(stub: OpenAIStub) -> type[BaseHTTPRequestHandler]:
             stub.requests.append(("GET", self.path, dict(self.headers), None))
             if self.path == "/v1/models":
                 self._json(200, {"object": "list", "data": [stub.model]})
+            elif self.path != "/v1/streams/r1":
+                self._json(404, {"error": {"message": "no such path", "type": "x", "param": None, "code": None}})
             else:
-                assert self.path == "/v1/streams/r1", self.path
                 self._stream(int(self.headers["Last-Event-ID"].rpartition(":")[2]) + 1)
 
         def do_POST(self) -> None:

@@ -75,7 +75,7 @@ def load(
         raise LoadError(str(error)) from error
     architecture = model_class(config.architecture)
     kinds = {name: info.kind for name, info in opened.checkpoint.tensors.items()}
-    scheme = make_scheme(quantization, config.torch_dtype, kinds, ops.weight_formats)
+    scheme = make_scheme(quantization, config.torch_dtype, kinds, ops.weight_formats, ops.note)
     store = WeightStore(architecture.specs(config), ops, config.torch_dtype, target, scheme=scheme)
     fill(store, opened.checkpoint, report, tied=config.tie_word_embeddings)
     formats = store.formats()
@@ -90,7 +90,7 @@ def load(
         eos_token_ids=opened.text.eos_token_ids,
         defaults=opened.text.defaults,
         name=resolved.name,
-        kernels=f"{ops.name} ({ops.note})" if ops.note else ops.name,
+        kernels=ops.name,
         quantization=", ".join(formats) or (f"none ({scheme.note})" if scheme.note else "none"),
         weight_bytes=store.num_bytes,
         fingerprint=fingerprint(opened.checkpoint, config.architecture, config.dtype, *formats),
@@ -122,7 +122,7 @@ def _device(name: str) -> torch.device:
     if name not in {"auto", "cpu", "cuda"}:
         raise LoadError(f"The device {name!r} is unknown. Allowed: auto, cpu, cuda.")
     if name == "cuda" and not torch.cuda.is_available():
-        raise LoadError("The device cuda was asked for, but torch sees none here.")
+        raise LoadError("--device cuda: torch finds no CUDA device here. Leave --device away, or take cpu.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)

@@ -47,6 +47,15 @@ def test_an_empty_pipe_is_refused_and_nothing_is_asked() -> None:
     assert stub.requests == []
 
 
+def test_where_nobody_listens_the_way_to_a_server_is_told() -> None:
+    with OpenAIStub(WORDS) as stub:
+        pass
+    for more in ([], ["--model", "m", "--temperature", "0"]):
+        run = ask(stub, "hi", *more)
+        assert run.returncode == 1
+        assert "`headrace serve` starts a server here, --base-url names another" in run.stderr
+
+
 def test_a_refused_question_fails_with_the_servers_words() -> None:
     with OpenAIStub(WORDS, status=401) as stub:
         run = ask(stub, "hi")

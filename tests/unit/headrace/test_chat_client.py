@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import chat_client
-from headrace.chat_client import ChatClient, ChatError, Event, read_events
+from headrace.chat_client import ChatClient, ChatError, Event, Unreachable, read_events
 from shared.errors import PodDraining
 from tests.support.openai_stub import OpenAIStub
 
@@ -85,7 +85,31 @@ def test_a_server_that_is_not_there() -> None:
     stub = OpenAIStub(WORDS)
     with stub:
         url = stub.base_url
-    with ChatClient(url) as client, pytest.raises(ChatError, match="cannot be reached"):
+    with ChatClient(url) as client, pytest.raises(Unreachable, match=r"cannot be reached.*headrace serve.*--base-url"):
+        client.models()
+
+
+def test_an_address_without_v1_is_answered_with_the_right_one() -> None:
+    with OpenAIStub(WORDS, status=404) as stub:
+        short = stub.base_url.removesuffix("/v1")
+        with ChatClient(short) as client:
+            with pytest.raises(ChatError, match=rf"404: .*--base-url {stub.base_url}$"):
+                client.models()
+            with pytest.raises(ChatError, match=rf"404: .*--base-url {stub.base_url}$"):
+                list(client.answer("m", ASK))
+        with ChatClient(stub.base_url) as client, pytest.raises(ChatError, match=r"404: no such thing$"):
+            list(client.answer("m", ASK))
+
+
+def test_an_address_without_a_scheme_is_answered_with_the_right_one() -> None:
+    with ChatClient("here:8000/v1") as client, pytest.raises(Unreachable, match=r"--base-url http://here:8000/v1$"):
+        client.models()
+
+
+def test_a_page_that_is_no_api_is_told() -> None:
+    stub = OpenAIStub(WORDS)
+    stub.model = {"name": "a model without an id"}
+    with stub, ChatClient(stub.base_url) as client, pytest.raises(ChatError, match="no list of models"):
         client.models()
 
 

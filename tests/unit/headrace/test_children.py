@@ -81,6 +81,18 @@ async def test_stop_kills_a_child_that_does_not_listen(guard: Guard, tmp_path: P
     assert said == ["thing did not stop within 0.2 s; killing it"]
 
 
+async def test_a_killed_child_is_not_started_again(guard: Guard, tmp_path: Path) -> None:
+    """A second Ctrl-C ends them all; none of them may come back, or be said to."""
+    said: list[str] = []
+    log = tmp_path / "log"
+    made = child(guard, f"open({str(log)!r}, 'w').write('up\\n'); {PATIENT}", said, settled=True)
+    task = made.start()
+    await eventually(lambda: lines_of(log, 1), 20)
+    made.kill()
+    await asyncio.wait_for(task, 20)
+    assert said == []
+
+
 async def test_stop_during_start_leaves_nothing(guard: Guard) -> None:
     made = child(guard, PATIENT, [])
     task = made.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import redis
 
 from headrace import embedded
 from headrace.contact import ping
-from headrace.embedded import EmbeddedServer, NoServer, find_running, find_server, server_version
+from headrace.embedded import BadDirectory, EmbeddedServer, NoServer, find_running, find_server, server_version
 
 
 def fake_server(directory: Path, name: str, version: str) -> Path:
@@ -73,14 +74,30 @@ async def test_the_server_loses_nothing_on_purpose_and_listens_on_no_port(tmp_pa
     assert (tmp_path / "data").exists()
 
 
-async def test_status_finds_the_one_server_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_finds_the_servers_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(embedded, "_SOCKET", "only-of-this-test.sock")
-    assert find_running() is None
-    directory = tmp_path / "headrace-a"
-    directory.mkdir()
-    (directory / "only-of-this-test.sock").touch()
-    assert find_running() == f"unix://{directory}/only-of-this-test.sock"
+    assert find_running() == []
+    paths = [tmp_path / f"headrace-{name}" / "only-of-this-test.sock" for name in "abc"]
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            path.parent.mkdir()
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(str(path))
+            server.listen()
+        server.close()  # as a kill ends it: its socket stays
+        assert find_running() == [f"unix://{path}" for path in paths[:2]]
+
+
+@pytest.mark.parametrize("name", ["/proc/x", "file", "file/below"])
+def test_a_data_directory_that_cannot_be_used_is_told_by_flag_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(embedded.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(BadDirectory, match=rf"--data-dir .*{name} cannot be made or written to"):
+        EmbeddedServer.prepare(str(tmp_path / name))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 async def test_a_server_that_does_not_answer_is_reported_not_waited_for_ever(tmp_path: Path) -> None:

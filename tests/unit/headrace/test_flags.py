@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from api_service.settings import Settings
 from engine_worker.settings import WorkerSettings
-from headrace.flags import API, COMMON, WORKER, Flag, takes
+from headrace.flags import API, COMMON, SAMPLING, SERVE, WORKER, Flag, takes
 
-EVERY = (*COMMON, *API, *WORKER)
+EVERY = (*COMMON, *API, *WORKER, *SERVE)
 NOT_FLAGS = {"model", "fault"}
 """`model` is an argument, `fault` a switch for tests."""
 
@@ -26,7 +26,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, dict[s
     app = typer.Typer()
 
     @app.command()
-    @takes(*EVERY)
+    @takes(*EVERY, *SAMPLING)
     def command(settings: dict[str, str]) -> None:
         seen.update(settings)
 
@@ -93,11 +93,16 @@ def test_redis_url_is_read_from_both_variables_and_a_flag_wins() -> None:
     ("flag", "value", "allowed"),
     [
         ("--max-num-seqs", "0", "from 1 to 4096"),
-        ("--max-num-seqs", "many", "integer"),
+        ("--max-num-seqs", "many", "a whole number from 1 to 4096"),
+        ("--threads", "1.5", "a whole number from 0 to 1024"),
+        ("--target-itl-ms", "nan", "a number from 0 to 60000"),
+        ("--keepalive-s", "soon", "a number, 0.05 or more"),
+        ("--workers", "0", "a whole number, 1 or more"),
+        ("--temperature", "9", "a number from 0 to 2"),
         ("--lease-ms", "1", "from 200 to 3600000"),
         ("--max-body-bytes", "1", "1024 or more"),
         ("--port", "70000", "from 0 to 65535"),
-        ("--dtype", "int4", "bfloat16"),
+        ("--dtype", "int4", "one of auto, float32, bfloat16, float16"),
         ("--quantization", "int3", "q8_0"),
         ("--kv-cache-memory", "lots", "with K, M or G"),
         ("--kv-cache-memory", "-1G", "with K, M or G"),
@@ -122,6 +127,7 @@ def test_a_bad_value_names_the_flag_and_what_is_allowed(flag: str, value: str, a
     ("variable", "value", "flag"),
     [
         ("HEADRACE_BLOCK_SIZE", "0", "--block-size"),
+        ("HEADRACE_WORKERS", "two", "--workers"),
         ("HEADRACE_KV_CACHE_MEMORY", "1", "--kv-cache-memory"),
         ("REDIS_URL", "here", "--redis-url"),
         ("HEADRACE_REDIS_URL", "http://here", "--redis-url"),

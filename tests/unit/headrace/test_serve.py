@@ -39,18 +39,19 @@ def test_an_address_that_is_not_ours_is_refused_by_flag() -> None:
 )
 def test_cores_are_shared_between_engines_and_the_rest(cores: int, workers: int, threads: int) -> None:
     assert engine_threads(cores, workers) == threads
+    assert engine_threads(cores, workers, 3) == 3, "what the person chose holds"
 
 
 @pytest.mark.parametrize(
     ("cores", "workers", "chosen", "line"),
     [
-        (2, 1, None, "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
-        (2, 1, "0", "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
-        (16, 2, None, "engine threads: 7 in each of 2 worker(s); 2 core(s) for API and Redis"),
-        (16, 1, "4", "engine threads: 4 in each of 1 worker(s); 12 core(s) for API and Redis"),
+        (2, 1, 0, "engine threads: 2 in each of 1 worker(s); API and Redis share the cores with them"),
+        (2, 2, 0, "engine threads: 1 in each of 2 worker(s); API and Redis share the cores with them"),
+        (16, 2, 0, "engine threads: 7 in each of 2 worker(s); 2 core(s) for API and Redis"),
+        (16, 1, 4, "engine threads: 4 in each of 1 worker(s); 12 core(s) for API and Redis"),
     ],
 )
-def test_the_split_of_cores_is_told_as_it_will_be(cores: int, workers: int, chosen: str | None, line: str) -> None:
+def test_the_split_of_cores_is_told_as_it_will_be(cores: int, workers: int, chosen: int, line: str) -> None:
     assert cores_line(cores, workers, chosen) == f"cores: {cores}; {line}"
 
 
@@ -69,17 +70,10 @@ def test_a_password_is_never_shown(url: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("cores", "workers", "chosen", "gives"),
-    [
-        (2, 1, None, True),
-        (1, 1, None, True),
-        (8, 1, None, False),
-        (8, 2, "4", True),
-        (2, 1, "1", False),
-        (4, 1, "0", True),
-    ],
+    [(2, 1, 0, True), (1, 1, 0, True), (8, 1, 0, False), (8, 2, 4, True), (2, 1, 1, False), (4, 1, 0, False)],
 )
 def test_programs_give_way_where_engine_threads_share_their_cores(
-    cores: int, workers: int, chosen: str | None, gives: bool
+    cores: int, workers: int, chosen: int, gives: bool
 ) -> None:
     with ThreadPoolExecutor(1) as pool:  # of its own: a policy is a thread's
         pool.submit(give_way, cores, workers, chosen).result()

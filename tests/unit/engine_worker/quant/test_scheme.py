@@ -67,13 +67,23 @@ def test_quantized_at_load(requested: str, kinds: list[str], precise: bool, want
     assert storage(requested, kinds, precise=precise) == wanted
 
 
-@pytest.mark.parametrize("requested", ["gguf", "int8", "auto"])
 @pytest.mark.parametrize(("dtype", "formats"), [(BF16, frozenset[str]()), (torch.float16, FORMATS)])
-def test_where_kernels_have_none_the_note_says_so(requested: str, dtype: torch.dtype, formats: frozenset[str]) -> None:
-    scheme = make_scheme(requested, dtype, {"w": "Q4_0"}, formats)
+def test_auto_is_in_full_where_kernels_have_none(dtype: torch.dtype, formats: frozenset[str]) -> None:
+    scheme = make_scheme("auto", dtype, {"w": "Q4_0"}, formats)
     assert scheme.storage(["w"], precise=False) == Storage()
-    # float16 was chosen by name, and auto promises packed blocks to nobody but bfloat16.
-    assert bool(scheme.note) == (requested != "auto" or dtype is BF16)
+    # auto promises packed blocks to nobody but bfloat16.
+    assert bool(scheme.note) == (dtype is BF16)
+
+
+@pytest.mark.parametrize("requested", ["gguf", "int8", "q8_0", "q4_0", "q4_1"])
+def test_what_kernels_cannot_do_is_refused_where_it_was_asked_for_by_name(requested: str) -> None:
+    kinds = {"w": "Q4_0"}
+    with pytest.raises(LoadError, match=rf"--quantization {requested} and --dtype float16 exclude each other"):
+        make_scheme(requested, torch.float16, kinds, FORMATS)
+    with pytest.raises(LoadError, match=rf"--quantization {requested} needs .*: no compiler\. .*--quantization none"):
+        make_scheme(requested, BF16, kinds, frozenset(), "no compiler")
+    with pytest.raises(LoadError, match="HEADRACE_CPU_BACKEND is torch, or the device is not a CPU"):
+        make_scheme(requested, BF16, kinds, frozenset())
 
 
 def test_bad_requests_are_refused() -> None:

@@ -156,7 +156,7 @@ def test_unknown_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"'tpu' is unknown\. Allowed: auto, cpu, cuda"):
         load(str(tmp_path), device="tpu")
     if not torch.cuda.is_available():
-        with pytest.raises(LoadError, match="torch sees none"):
+        with pytest.raises(LoadError, match="--device cuda: torch finds no CUDA device"):
             load(str(tmp_path), device="cuda")
 
 

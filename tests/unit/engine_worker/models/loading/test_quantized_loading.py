@@ -10,9 +10,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from engine_worker.errors import LoadError
 from engine_worker.models.base import LoadedModel
 from engine_worker.models.loading.loader import load
-from engine_worker.models.loading.sources import LoadError
 from kernels.cpu.library import load as load_library
 from tests.support.gguf_model import make_tiny_gguf
 from tests.support.paged import PagedModel
@@ -98,10 +98,10 @@ def test_torch_kernels_expand_and_say_so(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "m.gguf"
     make_tiny_gguf(path, kind=Kind.Q4_0, **SIZES)
     loaded = opened(path, "auto")
-    assert loaded.quantization == (
-        "none (these kernels multiply no quantised weights with bfloat16; all are kept in bfloat16)"
-    )
+    assert loaded.quantization == "none (PyTorch's kernels multiply no quantised weights, so all are kept in full)"
     assert distance(loaded, opened(path, "none")) < 1e-6
+    with pytest.raises(LoadError, match=r"--quantization int8 needs .*HEADRACE_CPU_BACKEND is torch"):
+        opened(path, "int8")
 
 
 def test_impossible_requests_are_refused(tmp_path: Path) -> None:

