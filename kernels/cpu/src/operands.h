@@ -102,9 +102,14 @@ inline void transpose_values(const bf16* const* rows, int64_t keys, int64_t widt
   }
 }
 
-inline void store_weights(vf even, vf odd, int64_t key, int64_t lane, bf16* panel) {
+// Each lane's two numbers as bf16 side by side, `even` first.
+inline vu pair_up(vf even, vf odd) {
   const auto both = (Halves)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-  store_as(panel + key * PANEL + 2 * lane, interleave_own(both, HalfLanes{}));
+  return (vu)interleave_own(both, HalfLanes{});
+}
+
+inline void store_weights(vf even, vf odd, int64_t key, int64_t lane, bf16* panel) {
+  store_as(panel + key * PANEL + 2 * lane, pair_up(even, odd));
 }
 #endif
 

@@ -70,16 +70,29 @@ void write_results(const State& state, const AttentionCall& call, const TileMemb
   A* out = (A*)call.out + (call.step.query_start[member.row] + member.first_token) * call.out_ld +
            kv_head * group * dim;
   for (int64_t first = 0; first < rows; first += VL) {
-    const int64_t lane = start + first;
+    const int64_t lane = start + first, count = std::min<int64_t>(VL, rows - first);
     const vf factor = 1.0f / load(state.total + lane);
     const float* acc = state.acc + lane / BAND * width * BAND + lane % BAND;
-    for (int64_t d = 0; d < dim; d += VL) {
+    const auto row = [&](int64_t i) { return out + (first + i) / group * call.out_ld + (first + i) % group * dim; };
+    int64_t d = 0;
+#if defined(__AVX512BF16__)
+    // Two features become one 32-bit element: half as much to transpose.
+    if constexpr (sizeof(A) == 2) {
+      for (; d + 2 * VL <= dim; d += 2 * VL) {
+        vu block[VL];
+        for (int i = 0; i < VL; ++i) {
+          block[i] = pair_up(load(acc + (d + 2 * i) * BAND) * factor, load(acc + (d + 2 * i + 1) * BAND) * factor);
+        }
+        transpose(block);
+        for (int64_t i = 0; i < count; ++i) store_as(row(i) + d, block[i]);
+      }
+    }
+#endif
+    for (; d < dim; d += VL) {
       vu block[VL];
       for (int i = 0; i < VL; ++i) block[i] = (vu)(load(acc + (d + i) * BAND) * factor);
       transpose(block);
-      for (int64_t r = first; r < rows && r < first + VL; ++r) {
-        store_upto(out + r / group * call.out_ld + r % group * dim + d, (vf)block[r - first], dim - d);
-      }
+      for (int64_t i = 0; i < count; ++i) store_upto(row(i) + d, (vf)block[i], dim - d);
     }
   }
 }
