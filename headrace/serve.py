@@ -62,6 +62,11 @@ class Plan:
         return self.settings.get("HEADRACE_REDIS_URL")
 
     @property
+    def simulated(self) -> bool:
+        """Nothing is computed, so there are no engine threads."""
+        return "HEADRACE_SIMULATE" in self.settings
+
+    @property
     def threads(self) -> int:
         """Of each engine; 0 = ours to choose."""
         return int(self.settings.get("HEADRACE_THREADS", "0"))
@@ -253,11 +258,11 @@ def cores_line(cores: int, workers: int, chosen: int) -> str:
 
 
 def _announce(plan: Plan, server: EmbeddedServer | None) -> None:
-    simulated = "HEADRACE_SIMULATE" in plan.settings
-    model = plan.settings.get("HEADRACE_MODEL") or ("simulated" if simulated else "SmolLM2-135M-Instruct (default)")
-    say(f"version {__version__}, model {model}{', every token made up (--simulate)' if simulated else ''}")
+    default = "simulated" if plan.simulated else "SmolLM2-135M-Instruct (default)"
+    model = plan.settings.get("HEADRACE_MODEL") or default
+    say(f"version {__version__}, model {model}{', every token made up (--simulate)' if plan.simulated else ''}")
     say(f"redis: {f'embedded, {server.url}' if server else without_password(str(plan.redis_url))}")
-    if not simulated:  # it computes nothing, so it has no engine threads
+    if not plan.simulated:
         say(cores_line(_cores(), plan.workers, plan.threads))
 
 
@@ -267,7 +272,8 @@ async def _serve(plan: Plan) -> None:
     guard = Guard(str(server.directory) if server else "")
     try:
         _announce(plan, server)
-        give_way(_cores(), plan.workers, plan.threads)
+        if not plan.simulated:
+            give_way(_cores(), plan.workers, plan.threads)
         await _Service(plan, port, server, guard).run()
     except StartFailure as failure:
         if server is not None and failure.name == _REDIS:

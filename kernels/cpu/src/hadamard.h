@@ -45,16 +45,14 @@ class Largest {
  public:
   // Vector p of four, for four chains of maxima.
   void take(vf v, int p) {
-    const vi magnitude = (vi)vabs(v);
-    most_[p] = magnitude > most_[p] ? magnitude : most_[p];
+    most_[p] = vmax((vi)vabs(v), most_[p]);
   }
   void take(const vf* v) {
     for (int p = 0; p < 4; ++p) take(v[p], p);
   }
 
   float value() const {
-    const vi even = most_[0] > most_[1] ? most_[0] : most_[1], odd = most_[2] > most_[3] ? most_[2] : most_[3];
-    const int32_t bits = max_lanes(even > odd ? even : odd);
+    const int32_t bits = max_lanes(vmax(vmax(most_[0], most_[1]), vmax(most_[2], most_[3])));
     float largest;
     std::memcpy(&largest, &bits, 4);
     return largest;

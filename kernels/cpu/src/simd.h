@@ -152,6 +152,8 @@ inline vf vmax(vf a, vf b) {
 #endif
 }
 
+inline vi vmax(vi a, vi b) { return a > b ? a : b; }
+
 inline vf vabs(vf a) { return (vf)((vu)a & 0x7fffffffu); }
 
 // acc + a pair of bf16 products a lane: x and w hold two bf16 in each 32-bit lane.
@@ -200,38 +202,20 @@ inline V merge_high(V a, V b, std::integer_sequence<int, I...>) {
 }
 using Lanes = std::make_integer_sequence<int, VL>;
 
-template <int D = VL / 2>
-inline float sum_lanes(vf v) {
+template <int D = VL / 2, class V>
+inline auto sum_lanes(V v) {
   if constexpr (D == 0) {
     return v[0];
   } else {
     return sum_lanes<D / 2>(v + merge_high<D>(v, v, Lanes{}));
   }
 }
-template <int D = VL / 2>
-inline float max_lanes(vf v) {
+template <int D = VL / 2, class V>
+inline auto max_lanes(V v) {
   if constexpr (D == 0) {
     return v[0];
   } else {
     return max_lanes<D / 2>(vmax(v, merge_high<D>(v, v, Lanes{})));
-  }
-}
-
-template <int D = VL / 2>
-inline int32_t sum_lanes(vi v) {
-  if constexpr (D == 0) {
-    return v[0];
-  } else {
-    return sum_lanes<D / 2>(v + merge_high<D>(v, v, Lanes{}));
-  }
-}
-template <int D = VL / 2>
-inline int32_t max_lanes(vi v) {
-  if constexpr (D == 0) {
-    return v[0];
-  } else {
-    const vi other = merge_high<D>(v, v, Lanes{});
-    return max_lanes<D / 2>(v > other ? v : other);
   }
 }
 

@@ -85,7 +85,7 @@ inline vf vexp2_fast(vf x) {
 // e^x for |x| < 88 within 1e-4, saturating beyond.
 inline vf vexp_coarse(vf x) {
 #if defined(__AVX512F__)
-  return vexp2_coarse(x * LOG2_E);  // its instructions saturate
+  return vexp2_coarse(x * LOG2_E);  // its instructions saturate, for all that is finite
 #else
   return vexp2_coarse(vmax(-vmax(x * -LOG2_E, splat(-127.0f)), splat(-125.0f)));
 #endif
